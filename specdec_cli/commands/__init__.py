@@ -1,0 +1,1 @@
+"""One module a subcommand; each joins the parts and owns no logic of its own."""

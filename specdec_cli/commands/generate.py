@@ -1,0 +1,236 @@
+"""`specdec generate`: prompts in, text out as it is accepted, and a record of every round."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+
+from specdec_cli.decoding.loop import Generation, Step
+from specdec_cli.decoding.stopping import Stopping, safe_length
+from specdec_cli.drafters import drafter_class
+from specdec_cli.drafters.base import Drafter
+from specdec_cli.errors import INTERRUPTED
+from specdec_cli.measurement.hardware import environment
+from specdec_cli.measurement.metrics import add_up
+from specdec_cli.prompts import Prompt
+from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.stream import TextPrinter, legend
+from specdec_cli.reports.tables import generation_summary
+from specdec_cli.runtime.devices import clock_for
+from specdec_cli.runtime.loading import Checkpoint, out_of_memory
+from specdec_cli.runtime.pair import Pair, conversation, load_pair
+from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Everything that the command line decides.
+
+    Attributes:
+        draft: None for a drafter that is no model, named by `drafter`.
+        output_format: "text" streams to `out`; "json" is one document (a list for several prompts), "jsonl" one a line.
+    """
+
+    target: ModelSettings
+    draft: ModelSettings | None
+    drafter: str
+    prompts: Sequence[Prompt]
+    sampling: SamplingSettings
+    generation: GenerationSettings
+    system: str | None = None
+    raw: bool = False
+    output_format: str = "text"
+    output: Path | None = None
+    trace: Path | None = None
+    show_draft: bool = False
+    quiet: bool = False
+
+
+@dataclass
+class Turn:
+    """One answer while it is made: what is known of it if it is interrupted."""
+
+    prompt_ids: list[int]
+    generation: Generation | None = None
+    steps: list[Step] = field(default_factory=list)
+    text: str = ""
+
+
+class _Nowhere(io.TextIOBase):
+    """Swallows what is not for this output format."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+_NOWHERE = cast(TextIO, _Nowhere())
+
+
+def run(request: GenerateRequest) -> int:
+    """Generate for every prompt, one after the other; the exit code."""
+    err = Console(stderr=True, highlight=False)
+
+    def report(line: str) -> None:
+        if not request.quiet:
+            err.print(line, style="dim", markup=False)
+
+    pair = load_pair(request.target, request.draft, report)
+    for note in pair.notes:
+        report(f"note: {note}")
+    make_drafter = drafter_class(request.drafter)
+    drafter = make_drafter(pair.target.device) if pair.draft is None else make_drafter(pair.draft, request.sampling)
+    records: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
+        trace = stack.enter_context(request.trace.open("w", encoding="utf-8")) if request.trace else None
+        shown = out if request.output_format == "text" else _NOWHERE
+        if request.show_draft and shown is out:
+            report_legend = legend(Console(file=out))
+            err.print(report_legend)
+        interrupted = False
+        for number, turn in enumerate(_turns(request, pair), start=1):
+            printer = TextPrinter(
+                shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
+            )
+            try:
+                _answer(turn, request, pair, drafter, printer, partial(_trace, trace, number, turn))
+            except KeyboardInterrupt:
+                interrupted = True
+            if turn.generation is not None:
+                record = _record(request, pair, turn)
+                records.append(record)
+                if request.output_format == "jsonl":
+                    out.write(to_json(record) + "\n")
+                    out.flush()
+                if not request.quiet:
+                    err.print(generation_summary(record), style="dim")
+            if interrupted:
+                report("interrupted: this is what there was")
+                break
+        if request.output_format == "json" and records:
+            out.write(to_json(records[0] if len(records) == 1 else records, indent=2) + "\n")
+            out.flush()
+    return INTERRUPTED if interrupted else 0
+
+
+def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
+    """Every turn of every prompt; what was answered is part of the conversation that the next turn sees."""
+    for prompt in request.prompts:
+        messages = conversation(prompt, request.system)
+        for text in prompt.turns:
+            messages.append({"role": "user", "content": text})
+            turn = Turn(pair.encode(messages, request.raw))
+            yield turn
+            messages.append({"role": "assistant", "content": turn.text})
+
+
+def _trace(trace: TextIO | None, number: int, turn: Turn, step: Step) -> None:
+    if trace is not None:
+        trace.write(to_json({"prompt": number, "round": len(turn.steps), **asdict(step)}) + "\n")
+        trace.flush()
+
+
+def _answer(
+    turn: Turn,
+    request: GenerateRequest,
+    pair: Pair,
+    drafter: Drafter,
+    printer: TextPrinter,
+    on_step: Callable[[Step], None],
+) -> None:
+    """Run one generation, showing and keeping each round as it ends."""
+    settings = request.generation
+    stream = pair.text_stream()
+    stopping = Stopping(
+        settings.max_new_tokens,
+        () if settings.ignore_end_token else pair.checkpoint.end_ids,
+        settings.stop_strings,
+        pair.text_stream(),
+    )
+    provenance: str = "plain"
+    try:
+        with out_of_memory("for the text and its cache", "shorten the prompt or choose a smaller model"):
+            generation = Generation(
+                pair.target,
+                drafter,
+                turn.prompt_ids,
+                num_draft_tokens=settings.num_draft_tokens,
+                sampling=request.sampling,
+                stopping=stopping,
+                seed=settings.seed,
+                clock=clock_for(*pair.devices),
+            )
+            turn.generation = generation
+            for step in generation:
+                turn.steps.append(step)
+                on_step(step)
+                for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
+                    printer.push(stream.push(token_id), provenance)
+                printer.show_safe()
+    finally:
+        if stopping.text is None:
+            printer.push(stream.flush(), provenance)
+            turn.text = printer.finish()
+        else:
+            printer.push(stopping.text[len(printer.text) :], provenance)
+            turn.text = printer.finish(len(stopping.text))
+
+
+def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
+    """The JSON document of one answer; its keys are listed in the README."""
+    totals = add_up(turn.steps)
+    generation = turn.generation
+    assert generation is not None
+    provenance: list[str] = []
+    for step in turn.steps:
+        if step.withdrawn:
+            del provenance[-step.withdrawn :]
+        provenance += step.provenance
+    reason = turn.steps[-1].finish_reason if turn.steps else None
+    return document(
+        environment(*pair.devices),
+        _settings(request, pair),
+        text=turn.text,
+        token_ids=generation.token_ids,
+        prompt_tokens=len(turn.prompt_ids),
+        new_tokens=len(generation.token_ids),
+        finish_reason=reason or "interrupted",
+        rounds=totals.rounds,
+        drafted=totals.drafted,
+        accepted=totals.accepted,
+        tokens_per_round=totals.tokens_per_round,
+        alpha=totals.alpha,
+        provenance=provenance,
+        timings={
+            "prefill_s": generation.prefill_s,
+            "decode_s": totals.decode_s,
+            "draft_s": totals.draft_s,
+            "verify_s": totals.verify_s,
+            "other_s": totals.other_s,
+            "tokens_per_s": totals.new_tokens / totals.decode_s if totals.decode_s else None,
+        },
+    )
+
+
+def _settings(request: GenerateRequest, pair: Pair) -> dict[str, object]:
+    def model(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
+        dtype = str(checkpoint.dtype).removeprefix("torch.")
+        return {**asdict(settings), "device": str(checkpoint.device), "dtype": dtype}
+
+    small = pair.draft_checkpoint
+    return {
+        "target": model(request.target, pair.checkpoint),
+        "draft": model(request.draft, small) if request.draft and small else {"source": request.drafter},
+        "sampling": asdict(request.sampling),
+        "generation": asdict(request.generation),
+        "system": request.system,
+        "raw": request.raw,
+    }

@@ -1,0 +1,1 @@
+"""The algorithm: warp, propose, verify, accept, roll back. Torch only."""

@@ -1,0 +1,207 @@
+"""The loop: propose, verify, accept, roll back. Everything else in specdec loads, measures or shows this.
+
+Invariant between rounds: every committed token but the last is in the target's cache, and nothing else is. A round
+feeds [last, draft...] to the target in one pass, judges all drafted tokens at once, commits 1 to K + 1 tokens and cuts
+the cache back to the invariant. With a drafter that proposes nothing, this is plain decoding.
+
+What comes back from the device each round is one small tensor (see `_judge`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec_cli.decoding.acceptance import Verdict, verify
+from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
+from specdec_cli.decoding.stopping import FinishReason, Stopping
+from specdec_cli.drafters.base import Context, Draft, Drafter
+from specdec_cli.settings import SamplingSettings
+
+Provenance = Literal["accepted", "recovered", "bonus", "plain"]
+_ACCEPTED: tuple[Provenance, ...] = ("accepted",)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round, as it was.
+
+    Attributes:
+        token_ids: what the round added to the text, after end tokens, stop strings and limits.
+        provenance: for each of these, whether it was drafted and accepted, or the target's own: recovered after a
+            rejection, bonus after a full accept, plain where nothing had been drafted.
+        draft_token_ids: what was proposed.
+        num_accepted: how many of those the rule accepted, before any trimming.
+        target_probs, draft_probs: of each drafted token.
+        overlap: of each drafted position, sum min(target_probs, draft_probs) over the vocabulary.
+        draft_s, verify_s, other_s: seconds proposing; in the target's pass; and in the rest of the round.
+        finish_reason: set on the last round.
+        withdrawn: tokens of earlier rounds that a stop string took back.
+        cut: the round was shortened by the end of the text or a limit, so its counts say nothing about acceptance.
+    """
+
+    token_ids: tuple[int, ...]
+    provenance: tuple[Provenance, ...]
+    draft_token_ids: tuple[int, ...]
+    num_accepted: int
+    target_probs: tuple[float, ...]
+    draft_probs: tuple[float, ...]
+    overlap: tuple[float, ...]
+    draft_s: float
+    verify_s: float
+    other_s: float
+    finish_reason: FinishReason | None = None
+    withdrawn: int = 0
+    cut: bool = False
+
+
+class Generation:
+    """One prompt's generation: prefilled when made, then iterated a round at a time.
+
+    Args:
+        target: its cache is emptied first.
+        drafter: likewise reset.
+        prompt_ids: at least one id, and fewer than the target has positions for.
+        num_draft_tokens: K, drafted a round at most.
+        sampling: how the target's logits are warped; the drafter must have been made with the same.
+        stopping: fresh for this generation.
+        seed: of all random draws.
+        clock: seconds, from anywhere; must wait for the device before it answers.
+
+    Attributes:
+        token_ids: emitted so far.
+        prefill_s: seconds to read the prompt, target and drafter together.
+        context_full: the generation ended (as "length") because the target has no more positions.
+    """
+
+    def __init__(
+        self,
+        target: CachedModel,
+        drafter: Drafter,
+        prompt_ids: Sequence[int],
+        *,
+        num_draft_tokens: int,
+        sampling: SamplingSettings,
+        stopping: Stopping,
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not prompt_ids:
+            raise ValueError("the prompt has no tokens")
+        if len(prompt_ids) >= target.max_length:
+            raise ValueError(f"the prompt has {len(prompt_ids)} tokens, the target's context only {target.max_length}")
+        self.token_ids: list[int] = []
+        self.context_full = False
+        self._target = target
+        self._drafter = drafter
+        self._committed = list(prompt_ids)
+        self._num_draft_tokens = num_draft_tokens
+        self._sampling = sampling
+        self._stopping = stopping
+        self._clock = clock
+        # Two streams of random numbers: the draft may live on another device, and its guesses must not depend on the
+        # coins that judge them.
+        self._generator = torch.Generator(target.device).manual_seed(seed)
+        self._draft_generator = torch.Generator(drafter.device).manual_seed(seed ^ 0x5EED_D4AF)
+
+        started = clock()
+        with torch.inference_mode():
+            target.reset()
+            if len(prompt_ids) > 1:
+                target.forward(torch.tensor(prompt_ids[:-1], device=target.device), num_logits=1)
+            target.roll_back(0)
+            drafter.reset(Context(self._committed))
+        self.prefill_s = clock() - started
+
+    def __iter__(self) -> Iterator[Step]:
+        """Rounds until something ends the text."""
+        reason = None
+        while reason is None:
+            with torch.inference_mode():
+                step = self._round()
+            reason = step.finish_reason
+            yield step
+
+    def _round(self) -> Step:
+        target, clock = self._target, self._clock
+        # Of K + 1 tokens no more than `remaining` can be used, nor more than the target has positions for.
+        positions = target.max_length - len(self._committed)
+        room = min(self._stopping.remaining, positions + 1) - 1
+        num_draft_tokens = min(self._num_draft_tokens, room)
+
+        started = clock()
+        draft = self._drafter.propose(Context(self._committed), num_draft_tokens, self._draft_generator)
+        proposed = clock()
+        block = torch.tensor(self._committed[-1:], device=target.device)
+        draft_ids = draft.token_ids.to(target.device)
+        logits = target.forward(torch.cat([block, draft_ids]), num_logits=len(draft_ids) + 1)
+        verified = clock()
+        packed = _judge(logits, draft, draft_ids, self._sampling, self._prefix(draft_ids), self._generator)
+        drafted, num_accepted, next_token_id, figures = _unpack(packed)
+        target.roll_back(len(drafted) - num_accepted)
+        self._drafter.observe(num_accepted)
+
+        emitted = [*drafted[:num_accepted], next_token_id]
+        last: Provenance = "plain" if not drafted else "bonus" if num_accepted == len(drafted) else "recovered"
+        provenance = (*num_accepted * _ACCEPTED, last)
+        self._committed += emitted
+        kept, withdrawn, reason = self._stopping.admit(emitted)
+        if withdrawn:
+            del self.token_ids[-withdrawn:]
+        self.token_ids += emitted[:kept]
+        if reason is None and len(self._committed) > target.max_length:
+            reason, self.context_full = "length", True
+        return Step(
+            token_ids=tuple(emitted[:kept]),
+            provenance=provenance[:kept],
+            draft_token_ids=tuple(drafted),
+            num_accepted=num_accepted,
+            target_probs=figures[0],
+            draft_probs=figures[1],
+            overlap=figures[2],
+            draft_s=proposed - started,
+            verify_s=verified - proposed,
+            other_s=clock() - verified,
+            finish_reason=reason,
+            withdrawn=withdrawn,
+            cut=reason in ("eos", "stop") or num_draft_tokens < self._num_draft_tokens,
+        )
+
+    def _prefix(self, draft_ids: Tensor) -> Tensor | None:
+        if self._sampling.repetition_penalty == 1.0:
+            return None
+        return prefix_matrix(torch.tensor(self._committed, device=draft_ids.device), draft_ids)
+
+
+def _judge(
+    logits: Tensor,
+    draft: Draft,
+    draft_ids: Tensor,
+    sampling: SamplingSettings,
+    prefix: Tensor | None,
+    generator: torch.Generator,
+) -> Tensor:
+    """Warp and judge one block on the target's device; all that the host needs, in one float tensor.
+
+    Ids survive float32 up to 2^24, far above any vocabulary.
+    """
+    target_probs = logits_to_probs(logits, sampling, prefix)
+    draft_probs = None if draft.probs is None else draft.probs.to(logits.device)
+    verdict: Verdict = verify(target_probs, draft_probs, draft_ids, generator)
+    scalars = torch.stack([verdict.num_accepted, verdict.next_token_id])
+    parts = (scalars, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
+    return torch.cat([part.float() for part in parts])
+
+
+def _unpack(packed: Tensor) -> tuple[list[int], int, int, list[tuple[float, ...]]]:
+    """The round's one transfer: drafted ids, how many were accepted, the next id, three figures a drafted token."""
+    values: list[float] = packed.tolist()
+    num_drafted = (len(values) - 2) // 4
+    rows = [values[2 + i * num_drafted : 2 + (i + 1) * num_drafted] for i in range(4)]
+    return [int(i) for i in rows[0]], int(values[0]), int(values[1]), [tuple(row) for row in rows[1:]]

@@ -1,0 +1,106 @@
+"""Logits to probabilities, the one way in which target and draft both go it.
+
+Speculative decoding is exact for whatever distribution the *warped* logits define, as long as the target and
+the draft are warped alike and each position is warped with the prefix that it really has. So there is one
+function, used for the draft's proposals, the verify pass, the recovered and the bonus token.
+
+The order is that of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_cli.settings import SamplingSettings
+
+
+def logits_to_probs(logits: Tensor, settings: SamplingSettings, prefix_ids: Tensor | None = None) -> Tensor:
+    """Probabilities that a token is sampled from.
+
+    Args:
+        logits: [..., num_positions, vocab_size], float32; -inf marks ids that cannot be emitted.
+        settings: temperature 0 gives a one-hot row at the argmax.
+        prefix_ids: [num_positions, prefix_length], the ids before each position, needed by the repetition
+            penalty alone; repeat an id to fill a shorter row (see `prefix_matrix`).
+
+    Returns:
+        float32 probabilities of the same shape, every row summing to 1.
+    """
+    if settings.repetition_penalty != 1.0:
+        if prefix_ids is None:
+            raise ValueError("the repetition penalty needs the ids that stand before each position")
+        logits = _penalise_repetition(logits, prefix_ids, settings.repetition_penalty)
+    if settings.temperature == 0.0:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    if settings.temperature != 1.0:
+        # Shifted before it is divided: at 1e-6 the maximum stays 0 where a plain division overflows.
+        logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
+    if settings.top_k and settings.top_k < logits.shape[-1]:
+        kth = logits.topk(settings.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if settings.top_p < 1.0:
+        logits = _keep_nucleus(logits, settings.top_p)
+    if settings.min_p > 0.0:
+        probs = logits.softmax(-1)
+        too_rare = probs < settings.min_p * probs.amax(-1, keepdim=True)
+        logits = logits.masked_fill(too_rare, -torch.inf)
+    return logits.softmax(-1)
+
+
+def sample(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """One id per row, by inverting the cumulative distribution.
+
+    One uniform a row and no host transfer. The sum runs in float64 (float32 where the device has no float64),
+    so that a tail of tiny probabilities is neither lost nor inflated; an id of probability 0 is never returned.
+    (The exponential race p / e, quicker on a GPU, is not exact in float32: with some hundred thousand
+    exponentials a row, one of them is 0 often enough to see.)
+
+    Args:
+        probs: [..., vocab_size], non-negative rows; they need not sum to 1.
+        generator: on the device of `probs`.
+
+    Returns:
+        [...] int64 ids.
+    """
+    wide = torch.float32 if probs.device.type == "mps" else torch.float64
+    cumulative = probs.cumsum(-1, dtype=wide)
+    total = cumulative[..., -1:]
+    uniform = torch.rand(total.shape, generator=generator, dtype=wide, device=probs.device)
+    # Strictly below the total, or rounding could point behind the last id that has any mass.
+    threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def prefix_matrix(committed_ids: Tensor, draft_ids: Tensor) -> Tensor:
+    """The ids before each position of a verify pass over `draft_ids`.
+
+    Row i holds the committed ids and the first i drafted ones; what is not yet drafted there repeats the last
+    committed id, which a repetition penalty has counted anyway.
+
+    Args:
+        committed_ids: [length], at least one id.
+        draft_ids: [num_draft_tokens].
+
+    Returns:
+        [num_draft_tokens + 1, length + num_draft_tokens] int64.
+    """
+    rows = draft_ids.shape[0] + 1
+    seen = torch.ones(rows, draft_ids.shape[0], dtype=torch.bool, device=draft_ids.device).tril(-1)
+    block = torch.where(seen, draft_ids, committed_ids[-1])
+    return torch.cat([committed_ids.expand(rows, -1), block], dim=-1)
+
+
+def _penalise_repetition(logits: Tensor, prefix_ids: Tensor, penalty: float) -> Tensor:
+    """Keskar et al., arXiv 1909.05858: a seen token's logit is divided (or, below 0, multiplied) by it."""
+    seen = logits.gather(-1, prefix_ids)
+    return logits.scatter(-1, prefix_ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+
+
+def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., arXiv 1904.09751)."""
+    ascending, order = logits.sort(-1)
+    outside = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p
+    outside[..., -1] = False
+    return logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

@@ -1,0 +1,62 @@
+"""The protocol between the loop and every source of guesses.
+
+The loop asks for a draft, judges it, and reports how much of it was kept. It never asks what kind of drafter
+it has, and a drafter never knows how its guesses are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a drafter may look at.
+
+    Attributes:
+        token_ids: every committed id, prompt included; the last one is in no cache yet.
+    """
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guesses for the next tokens.
+
+    Attributes:
+        token_ids: [num_draft_tokens] int64 on the drafter's device; may be shorter than asked for, or empty.
+        probs: [num_draft_tokens, vocab_size] float32, the distributions that the ids were sampled from; None
+            for a deterministic drafter, whose distribution is one-hot.
+        parents: None for a chain. Room for a tree: the index of each token's parent, -1 for the root.
+    """
+
+    token_ids: Tensor
+    probs: Tensor | None = None
+    parents: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """A source of guesses."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where drafts are made, and where the generator given to `propose` must live."""
+        ...
+
+    def reset(self, context: Context) -> None:
+        """Forget everything, then read a prompt, so that the first draft costs no more than the later ones."""
+        ...
+
+    def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
+        """Guess at most `num_draft_tokens` tokens (0 or more) that follow the context."""
+        ...
+
+    def observe(self, num_accepted: int) -> None:
+        """Learn how many tokens of the last draft were kept, and forget the others."""
+        ...

@@ -1,0 +1,1 @@
+"""Records of what happened: counted, timed, and with the machine named."""

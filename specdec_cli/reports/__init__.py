@@ -1,0 +1,1 @@
+"""Records in, something to read out. No torch."""

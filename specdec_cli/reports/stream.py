@@ -1,0 +1,95 @@
+"""Text on its way to a person: as it is accepted, coloured by where it came from, never past a stop string."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+STYLES = {"accepted": "green", "recovered": "red", "bonus": "cyan", "plain": ""}
+LEGEND = (
+    ("accepted", "accepted from the draft"),
+    ("recovered", "the target's own after a rejection"),
+    ("bonus", "the target's own after a full accept"),
+)
+
+
+class TextPrinter:
+    """Writes pieces of text as they become safe to show.
+
+    Args:
+        out: where to.
+        show_draft: colour by provenance; without colours, accepted text stands between ‹ and ›.
+        safe_length: how much of the text so far can be shown while its end may turn out to be a stop string.
+
+    Attributes:
+        text: everything pushed so far.
+    """
+
+    def __init__(self, out: TextIO, show_draft: bool, safe_length: Callable[[str], int]) -> None:
+        self.text = ""
+        self._out = out
+        self._safe_length = safe_length
+        self._console = Console(file=out, soft_wrap=True, highlight=False) if show_draft else None
+        self._waiting: deque[tuple[str, str]] = deque()
+        self._shown = 0
+        self._open = False
+
+    def push(self, text: str, provenance: str) -> None:
+        """Take a token's text."""
+        if text:
+            self._waiting.append((text, provenance))
+            self.text += text
+
+    def show_safe(self) -> None:
+        """Show what cannot be part of a stop string any more."""
+        self._show(self._safe_length(self.text))
+
+    def finish(self, length: int | None = None) -> str:
+        """Show the rest, up to `length` characters of the whole text, which is returned."""
+        text = self.text[:length]
+        self._show(len(text))
+        self._mark(False)
+        if text and not text.endswith("\n"):
+            self._out.write("\n")
+        self._out.flush()
+        return text
+
+    def _show(self, length: int) -> None:
+        while self._waiting and self._shown < length:
+            text, provenance = self._waiting.popleft()
+            now, later = text[: length - self._shown], text[length - self._shown :]
+            if later:
+                self._waiting.appendleft((later, provenance))
+            self._write(now, provenance)
+            self._shown += len(now)
+        self._out.flush()
+
+    def _write(self, text: str, provenance: str) -> None:
+        if self._console is None:
+            self._out.write(text)
+        elif _has_colour(self._console):
+            self._console.print(Text(text, style=STYLES[provenance]), end="")
+        else:
+            self._mark(provenance == "accepted")
+            self._out.write(text)
+
+    def _mark(self, accepted: bool) -> None:
+        if self._console is not None and accepted != self._open and not _has_colour(self._console):
+            self._out.write("‹" if accepted else "›")
+            self._open = accepted
+
+
+def _has_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def legend(console: Console) -> Text:
+    """What the colours, or the marks without colours, stand for."""
+    if _has_colour(console):
+        parts = [Text(label, style=STYLES[kind]) for kind, label in LEGEND]
+        return Text(", ").join(parts)
+    return Text("‹accepted from the draft›, the target's own outside")

@@ -1,0 +1,94 @@
+"""A transformers model with its cache: append a block, roll back what was rejected.
+
+The one place that knows cache classes, their keyword and how they are cut. Facts about transformers 5.24 that it rests
+on: `Cache.crop(-n)` removes n tokens; sliding-window layers trim themselves inside `crop`, so it is called every round,
+also with 0, and only after `activate_past_recording`; whether a cache can be cut back is known after a first forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
+
+from specdec_cli.errors import IncompatiblePairError
+
+UNLIMITED = 2**31 - 1
+
+
+class TransformersModel:
+    """A causal language model as `specdec_cli.decoding.model.CachedModel`.
+
+    Args:
+        model: any causal language model of transformers, in evaluation mode.
+        vocab_size: width of the logits that the loop sees.
+        blocked_ids: ids below it that must never be emitted: padding rows, and tokens that the draft has alone.
+        role: "target" or "draft", for messages.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, vocab_size: int, blocked_ids: Tensor | None = None, role: str = "target"
+    ) -> None:
+        self._model: Any = model
+        self.device: torch.device = model.device
+        self.vocab_size = vocab_size
+        config = model.config.get_text_config(decoder=True)
+        self.max_length = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
+        self._blocked: Tensor | None = None
+        if blocked_ids is not None and len(blocked_ids):
+            self._blocked = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
+            self._blocked[blocked_ids] = True
+        self.length = 0
+        self._cache: Any = None
+        self._check_roll_back(role)
+
+    def reset(self) -> None:
+        """Start with an empty cache."""
+        self._cache = DynamicCache(config=self._model.config)
+        self._cache.activate_past_recording()
+        self.length = 0
+
+    def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
+        output = self._model(input_ids=token_ids[None], cache=self._cache, use_cache=True, logits_to_keep=num_logits)
+        self.length += token_ids.shape[0]
+        logits = output.logits[0, :, : self.vocab_size].float()
+        missing = self.vocab_size - logits.shape[-1]
+        if missing > 0:
+            logits = pad(logits, (0, missing), value=-torch.inf)
+        if self._blocked is not None:
+            logits = logits.masked_fill(self._blocked, -torch.inf)
+        return logits
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Forget the last `num_tokens` tokens; also lets sliding-window layers drop what they no longer need."""
+        self._cache.crop(-num_tokens)
+        self.length -= num_tokens
+
+    @torch.inference_mode()
+    def _check_roll_back(self, role: str) -> None:
+        """Refuse a model whose state cannot be cut back, before anything is generated.
+
+        Raises:
+            IncompatiblePairError: naming the kind of layer.
+        """
+        name = type(self._model).__name__
+        remedy = f"choose another {role}; speculation needs a cache of keys and values that can be shortened"
+        if "cache" not in inspect.signature(self._model.forward).parameters:
+            raise IncompatiblePairError(f"the {role} ({name}) keeps its state outside transformers' caches: {remedy}")
+        self.reset()
+        self.forward(torch.zeros(1, dtype=torch.long, device=self.device), num_logits=1)
+        stuck = sorted({type(layer).__name__ for layer in self._cache.layers if not layer.is_croppable})
+        if stuck:
+            types = getattr(self._model.config.get_text_config(decoder=True), "layer_types", None) or ()
+            kinds = [t for t in sorted(set(types)) if t not in ("full_attention", "sliding_attention")]
+            kind = " and ".join(kinds) or "recurrent"
+            raise IncompatiblePairError(
+                f"the {role} ({name}) has {kind} layers ({', '.join(stuck)}), whose state cannot be rolled back "
+                f"after a rejection: {remedy}"
+            )
+        self.reset()

@@ -1,0 +1,238 @@
+"""A checkpoint becomes a model on a device, in a number type, with its tokenizer: or one clear line says why not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from accelerate.utils import compute_module_sizes
+from huggingface_hub import errors as hub
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
+from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory
+from specdec_cli.runtime.sources import Report, locate
+from specdec_cli.settings import ModelSettings
+
+# What a model takes beside its weights: activations, the cache of a short text, the allocator's slack.
+HEADROOM = 1.1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model and what belongs to it.
+
+    Attributes:
+        name: what the user called it.
+        model, tokenizer: transformers' own.
+        device: where ids go in and logits come out.
+        dtype: of the weights.
+        num_rows: rows of the embedding, padding included.
+        end_ids: ids that end a text, from the generation config and the tokenizer.
+        notes: what was decided while loading, a line each.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype
+    num_rows: int
+    end_ids: frozenset[int]
+    notes: tuple[str, ...]
+
+
+def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
+    """Load a target or a draft.
+
+    Args:
+        settings: where it is and how it is wanted.
+        role: "target" or "draft"; a target too large for one GPU is spread, a draft is refused.
+        report: told in a line what takes long.
+
+    Raises:
+        SpecdecError: one line with the remedy; its subclass gives the exit code.
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    prefix = "" if role == "target" else "draft-"
+    option = f"--{role}"
+    device = choose_device(settings.device, f"--{prefix}device")
+    place = locate(settings.source, option, report)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    where: dict[str, Any] = {
+        "revision": settings.revision or "main",
+        "local_files_only": settings.offline,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    with _one_line_errors(settings, option):
+        config = AutoConfig.from_pretrained(place, **where)
+    _require_causal_lm(config, settings, option)
+    tokenizer = _load_tokenizer(place, where, settings, option)
+
+    stored = getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype or torch.float32
+    dtype, note = choose_dtype(settings.dtype, stored, device)
+    notes = [f"{role} computes in {note}"] if note else []
+    device_map, spread = _fit(config, dtype, device, role, settings)
+    notes += spread
+    with _one_line_errors(settings, option):
+        model = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype, device_map=device_map, **where)
+    model.eval()
+    if device_map == "auto":
+        notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
+    embeddings = model.get_output_embeddings()
+    rows = embeddings.weight.shape[0] if embeddings is not None else config.get_text_config().vocab_size
+    return Checkpoint(
+        name=settings.source,
+        model=model,
+        tokenizer=tokenizer,
+        device=model.device,
+        dtype=dtype,
+        num_rows=rows,
+        end_ids=_end_ids(model, tokenizer),
+        notes=tuple(notes),
+    )
+
+
+@contextmanager
+def out_of_memory(what: str, remedy: str) -> Iterator[None]:
+    """Turn a failed allocation on any device into one line.
+
+    Raises:
+        OutOfMemoryError: the block ran out of memory.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error
+
+
+@contextmanager
+def _one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
+    """Every way in which reading a checkpoint fails for a user, with the remedy."""
+    name = f"{option} {settings.source}"
+    revision = f" at revision '{settings.revision}'" if settings.revision else ""
+    try:
+        with out_of_memory(f"to load {name}", "choose a smaller model or a 16-bit --dtype"):
+            yield
+    except SpecdecError:
+        raise
+    except (OSError, ValueError, SafetensorError, RuntimeError, KeyError, ImportError) as error:
+        causes = _chain(error)
+        text = " ".join(str(error).split())
+        if any(isinstance(c, hub.GatedRepoError) for c in causes) or "gated repo" in text:
+            line = f"{name} is gated: accept its terms on the hub, then log in with 'hf auth login'"
+        elif any(isinstance(c, hub.RevisionNotFoundError) for c in causes) or "valid git identifier" in text:
+            line = f"{name} has no revision '{settings.revision}': check --revision"
+        elif any(isinstance(c, hub.RepositoryNotFoundError) for c in causes):
+            line = f"{name} is neither a folder here nor a model on the hub; if it is private, run 'hf auth login'"
+        elif settings.offline or any(isinstance(c, hub.OfflineModeIsEnabled) for c in causes):
+            line = f"{name}{revision} is not in the hub's local cache: download it first, without --offline"
+        elif any(isinstance(c, (hub.LocalEntryNotFoundError, ConnectionError)) for c in causes) or (
+            "couldn't connect" in text
+        ):
+            line = f"no network to fetch {name}{revision}: connect, or give a folder that is already here"
+        elif any(isinstance(c, SafetensorError) for c in causes):
+            line = f"{name}: its safetensors file is damaged ({text[:120]}); download it again"
+        elif "trust_remote_code" in text:
+            line = f"{name} brings its own Python code: read it, then allow it with --trust-remote-code"
+        elif any(isinstance(c, ImportError) for c in causes):
+            line = f"{name} needs a package that is not installed: {text[:200]}"
+        elif "model type" in text and "does not recognize" in text:
+            line = f"{name} is of an architecture that this transformers does not know: upgrade transformers"
+        else:
+            line = f"{name}{revision} cannot be loaded: {text[:300]}"
+        raise SpecdecError(line) from error
+
+
+def _chain(error: BaseException) -> Sequence[BaseException]:
+    causes: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in causes:
+        causes.append(current)
+        current = current.__cause__ or current.__context__
+    return causes
+
+
+def _require_causal_lm(config: PreTrainedConfig, settings: ModelSettings, option: str) -> None:
+    name = f"{option} {settings.source}"
+    if config.is_encoder_decoder:
+        raise UsageError(f"{name} is an encoder-decoder ({config.model_type}): choose a decoder-only model")
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        raise UsageError(f"{name} is not a causal language model ({config.model_type}): choose one that generates text")
+
+
+def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, option: str) -> PreTrainedTokenizerBase:
+    name = f"{option} {settings.source}"
+    try:
+        with _one_line_errors(settings, option):
+            tokenizer = AutoTokenizer.from_pretrained(place, **where)
+    except SpecdecError as error:
+        if os.path.isdir(place):
+            raise SpecdecError(
+                f"{name} has no tokenizer that can be read: copy the original model's tokenizer files into it"
+            ) from error
+        raise
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
+        raise SpecdecError(
+            f"{name} has no tokenizer that can be read: copy the original model's tokenizer files into it"
+        )
+    return tokenizer
+
+
+def _fit(
+    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, role: str, settings: ModelSettings
+) -> tuple[Any, list[str]]:
+    """A device map for from_pretrained; checks that the weights fit before reading them."""
+    with init_empty_weights():
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code, dtype=dtype)
+    needed = int(compute_module_sizes(skeleton)[""] * HEADROOM)
+    available = free_memory(device)
+    if needed <= available:
+        return {"": device}, []
+    if device.type == "cuda" and role == "target":
+        return "auto", []
+    raise OutOfMemoryError(
+        f"--{role} {settings.source} needs about {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
+        f"{device.type} has {available / 1e9:.1f} GB free: choose a smaller model, another device or a 16-bit --dtype"
+    )
+
+
+def _where_layers_went(model: PreTrainedModel) -> str:
+    placement = getattr(model, "hf_device_map", {})
+    counts: dict[str, int] = {}
+    for place in placement.values():
+        counts[str(place)] = counts.get(str(place), 0) + 1
+    return "accelerate spread it over " + ", ".join(f"{place} ({n} modules)" for place, n in counts.items())
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    ids: set[int] = set()
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    if declared is not None:
+        ids.update(declared if isinstance(declared, list) else [declared])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)

@@ -1,0 +1,80 @@
+"""Between text and ids: prompts in, text out as it becomes certain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from specdec_cli.errors import UsageError
+
+REPLACEMENT = "\ufffd"
+
+
+class TextStream:
+    """Decodes ids one at a time into text that will not change any more.
+
+    A token may hold part of a character, and some tokenizers join tokens with a space that depends on the token
+    before. So each new token is decoded together with those since the last certain character, and what they add to
+    the text before is given out once it is a whole character.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._start = 0  # decode from here,
+        self._certain = 0  # given out up to here
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token; empty inside a character."""
+        self._ids.append(token_id)
+        before, now = self._texts()
+        if now.endswith(REPLACEMENT) and len(self._ids) - self._certain < 8:
+            return ""
+        self._start, self._certain = self._certain, len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What is left at the end, with replacement characters for bytes that never became a character."""
+        before, now = self._texts()
+        self._start = self._certain = len(self._ids)
+        return now[len(before) :]
+
+    def _texts(self) -> tuple[str, str]:
+        return self._decode(self._ids[self._start : self._certain]), self._decode(self._ids[self._start :])
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def is_chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether prompts are to be wrapped in a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a plain prompt, with the tokens that the tokenizer itself puts in front."""
+    ids: list[int] = tokenizer(text)["input_ids"]
+    end = tokenizer.eos_token_id
+    if len(ids) > 1 and ids[-1] == end and end != tokenizer.bos_token_id:
+        return ids[:-1]  # some tokenizers close what they encode; a prompt goes on
+    return ids
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Ids of a conversation, up to where the assistant's answer begins.
+
+    Raises:
+        UsageError: the template refuses the conversation (a system message in Gemma's, say).
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UsageError(
+            f"the target's chat template refuses this conversation ({error}); use --raw to send plain text"
+        ) from error
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids

@@ -1,0 +1,103 @@
+"""What a user asked for, checked at birth. Frozen; nothing here needs torch.
+
+Every message names the option and the remedy, so that the command line has nothing to add.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specdec_cli.errors import UsageError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+NO_DRAFT = "none"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Where one checkpoint comes from and how it is loaded.
+
+    Attributes:
+        source: a folder, a .gguf file, or a hub id.
+        revision: a hub branch, tag or commit.
+        device: "auto", or what torch.device accepts.
+        dtype: "auto" takes the checkpoint's type where the device computes it fast, else float32.
+        offline: never touch the network.
+        trust_remote_code: run Python code that a checkpoint brings along.
+    """
+
+    source: str
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    offline: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        _require(bool(self.source), "the model is an empty string: give a folder, a .gguf file or a hub id")
+        _require(self.dtype in DTYPES, f"the dtype must be one of {', '.join(DTYPES)}, not '{self.dtype}'")
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How logits become probabilities; the same for target and draft.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose mass reaches it; 1 keeps all.
+        min_p: keep tokens at least this likely relative to the most likely one; 0 keeps all.
+        repetition_penalty: divides the logits of tokens already seen; 1 changes nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        t = self.temperature
+        _require(math.isfinite(t) and t >= 0, f"--temperature must be 0 (greedy) or above, not {t:g}")
+        _require(self.top_k >= 0, f"--top-k must be 0 (keep all) or above, not {self.top_k}")
+        _require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1 (keep all), not {self.top_p:g}")
+        _require(0 <= self.min_p <= 1, f"--min-p must be between 0 (keep all) and 1, not {self.min_p:g}")
+        penalty = self.repetition_penalty
+        _require(
+            math.isfinite(penalty) and penalty > 0,
+            f"--repetition-penalty must be above 0 (1 changes nothing), not {penalty:g}",
+        )
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How far one generation goes and how it speculates.
+
+    Attributes:
+        num_draft_tokens: K, tokens drafted a round.
+        max_new_tokens: upper bound on emitted tokens.
+        stop_strings: texts that end the generation and are trimmed from it.
+        ignore_end_token: run on past the model's end tokens, to the length.
+        seed: of every random draw; the same seed and prompt give the same record.
+    """
+
+    num_draft_tokens: int = 4
+    max_new_tokens: int = 128
+    stop_strings: tuple[str, ...] = ()
+    ignore_end_token: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.num_draft_tokens >= 1,
+            f"--k must be 1 or above, not {self.num_draft_tokens}; for plain decoding use --draft {NO_DRAFT}",
+        )
+        _require(self.max_new_tokens >= 1, f"--max-new-tokens must be 1 or above, not {self.max_new_tokens}")
+        _require("" not in self.stop_strings, "--stop is empty: give the text that ends the generation")
+        _require(0 <= self.seed < 2**63, f"--seed must be between 0 and 2^63 - 1, not {self.seed}")

@@ -1,0 +1,52 @@
+"""The closed form of speculative decoding, and the extended form that counts what it leaves out.
+
+With K drafted tokens a round, each accepted independently with probability alpha, a round emits
+(Leviathan et al., arXiv 2211.17192, equation 1)
+
+    E = (1 - alpha^(K+1)) / (1 - alpha)
+
+tokens. If a draft step costs c target steps and verifying costs one, the speedup over plain decoding is
+E / (K c + 1) (theorem 3.8). The extended form replaces that 1 by what is measured: v = T(K+1)/T(1), the
+verify pass in target steps, and o, the round's remaining time in target steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def tokens_per_round(alpha: float, num_draft_tokens: int) -> float:
+    """Expected tokens emitted by one round, from 1 (alpha 0) to K + 1 (alpha 1).
+
+    Raises:
+        ValueError: alpha outside [0, 1] or a negative K.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha is a probability, got {alpha}")
+    if num_draft_tokens < 0:
+        raise ValueError(f"K cannot be negative, got {num_draft_tokens}")
+    # The sum itself, instead of its closed form: nothing cancels as alpha approaches 1.
+    return sum(alpha**i for i in range(num_draft_tokens + 1))
+
+
+def speedup(
+    alpha: float, num_draft_tokens: int, draft_cost: float, verify_cost: float = 1.0, overhead: float = 0.0
+) -> float:
+    """Expected tokens a second over plain decoding's.
+
+    Args:
+        alpha: probability that a drafted token is accepted.
+        num_draft_tokens: K.
+        draft_cost: c, a draft step in target steps.
+        verify_cost: v, the pass over K + 1 tokens in target steps; 1 gives the closed form.
+        overhead: o, the rest of a round in target steps; 0 gives the closed form.
+    """
+    round_cost = num_draft_tokens * draft_cost + verify_cost + overhead
+    if draft_cost < 0 or overhead < 0 or verify_cost <= 0:
+        raise ValueError("costs are counted in target steps: c and o at least 0, v above 0")
+    return tokens_per_round(alpha, num_draft_tokens) / round_cost
+
+
+def best_num_draft_tokens(alpha: float, draft_cost: float, candidates: Iterable[int] = range(1, 65)) -> int:
+    """The K of `candidates` with the highest closed-form speedup; the smaller K where two are equal."""
+    return max(sorted(candidates), key=lambda k: speedup(alpha, k, draft_cost))
