@@ -250,8 +250,11 @@ def generate(
         todo = [from_text(_piped(), " from the pipe")]
     else:
         todo = [from_text(prompt, "")]
+    # Both are read when the libraries are imported, which is only now.
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if quiet or not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
     from specdec_cli.commands import generate as command
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,8 +74,6 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     option = f"--{role}"
     device = choose_device(settings.device, f"--{prefix}device")
     place = locate(settings.source, option, report)
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     where: dict[str, Any] = {
         "revision": settings.revision or "main",
         "local_files_only": settings.offline,

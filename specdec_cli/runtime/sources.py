@@ -102,16 +102,19 @@ def gguf_as_folder(path: Path, option: str, report: Report) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
     where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-    # Its bar counts the tensors as they are dequantised.
-    if sys.stderr.isatty():
-        logging.enable_progress_bar()
+    logging.set_verbosity_error()
+    # transformers' own bar counts the tensors as they are dequantised.
+    (logging.enable_progress_bar if sys.stderr.isatty() else logging.disable_progress_bar)()
+    dense = GgufConfig(dequantize=True)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.bfloat16, **where)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.bfloat16, quantization_config=dense, **where
+        )
     finally:
         logging.disable_progress_bar()
     # The end token is the tokenizer's business in GGUF; transformers looks for it in the generation config.

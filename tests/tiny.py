@@ -1,0 +1,115 @@
+"""Tiny random checkpoints, made in milliseconds, that go through the real loading code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+END = "<|end|>"
+BYTES = 256
+VOCAB_SIZE = BYTES + 1  # the bytes, and the end token
+WINDOW = 12  # of the sliding-window families
+
+# Families whose cache can be rolled back, and those that must be refused.
+ROLLABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
+RECURRENT = ("mamba", "qwen3_next")
+
+
+def byte_tokenizer(extra: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0 to 255), the end token (256), then `extra` added tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_tokens([AddedToken(t, special=False) for t in extra])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    fast.chat_template = chat_template
+    return fast
+
+
+def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTrainedConfig:
+    """A configuration of two small layers. Weights are drawn wide, so that logits differ by whole units."""
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "bos_token_id": BYTES,
+        "eos_token_id": BYTES,
+        "pad_token_id": None,
+    }
+    sliding: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+    old = {k: v for k, v in common.items() if k not in ("num_key_value_heads", "head_dim", "intermediate_size")}
+    makers: dict[str, Any] = {
+        "llama": lambda o: LlamaConfig(**common | o),
+        "qwen2": lambda o: Qwen2Config(**{k: v for k, v in common.items() if k != "head_dim"} | o),
+        "qwen3": lambda o: Qwen3Config(**common | o),
+        "mistral": lambda o: MistralConfig(**common | {"sliding_window": WINDOW} | o),
+        "gemma2": lambda o: Gemma2Config(**common | sliding | {"query_pre_attn_scalar": 16} | o),
+        "gemma3": lambda o: Gemma3TextConfig(**common | sliding | {"query_pre_attn_scalar": 16} | o),
+        "gpt2": lambda o: GPT2Config(**old | o),
+        "gpt_neox": lambda o: GPTNeoXConfig(**old | {"intermediate_size": 64} | o),
+        "mamba": lambda o: MambaConfig(
+            vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=8, **o
+        ),
+        "qwen3_next": lambda o: Qwen3NextConfig(
+            **common
+            | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1}
+            | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+            | {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
+            | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+            | o
+        ),
+        "lfm2": lambda o: Lfm2Config(**common | {"full_attn_idxs": [1]} | o),
+    }
+    made: PreTrainedConfig = makers[family](overrides)
+    return made
+
+
+def model(family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random float32 model in evaluation mode; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config(family, vocab_size, **overrides))
+    return made.eval()
+
+
+def save(
+    folder: Path,
+    made: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    end_ids: int | list[int] = BYTES,
+) -> Path:
+    """A checkpoint folder as the hub has them."""
+    made = model() if made is None else made
+    made.generation_config = GenerationConfig(eos_token_id=end_ids, pad_token_id=BYTES)
+    made.save_pretrained(folder)
+    (byte_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
+    return folder
