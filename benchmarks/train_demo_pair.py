@@ -147,6 +147,11 @@ def grown(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return deeper
 
 
+def depth_of(state: dict[str, Tensor]) -> int:
+    """Number of layers in a state dict."""
+    return 1 + max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
+
+
 # -------------------------------------------------------------------------------------- optimiser
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised by five Newton-Schulz steps, for hidden matrices."""
@@ -242,13 +247,12 @@ def distillation_loss(draft_logits: Tensor, target_logits: Tensor, by_overlap: b
 
 def train(args: argparse.Namespace, ids: Tensor, checkpoint: Path) -> tuple[Trainer, Trainer]:
     torch.manual_seed(args.seed)
-    shallow_until = int(0.7 * args.steps)
     total = args.steps + args.distil_steps
     step = 0
     saved = torch.load(checkpoint) if checkpoint.exists() else None
     if saved:
         step = saved["step"]
-    layers = args.layers if step > shallow_until else args.layers // GROWTH
+    layers = depth_of(saved["target"]["model"]) if saved else args.layers // GROWTH
     target = Trainer(build(layers, 128, 384), matrix_lr=0.02, other_lr=4e-3)
     draft = Trainer(build(1, 256, 768), matrix_lr=0.02, other_lr=4e-3)
     if saved:
@@ -265,7 +269,7 @@ def train(args: argparse.Namespace, ids: Tensor, checkpoint: Path) -> tuple[Trai
         task = progress.add_task("training", total=total, completed=step, note="")
         last_saved = time.monotonic()
         while step < total:
-            if step == shallow_until and target.model.config.num_hidden_layers < args.layers:
+            if step >= args.grow_at and target.model.config.num_hidden_layers < args.layers:
                 target = Trainer(grown(target.model), *target.rates)
                 target_forward = prepared(target.model)
             context = LONG_CONTEXT if 0.85 * args.steps < step else SHORT_CONTEXT
@@ -285,7 +289,7 @@ def train(args: argparse.Namespace, ids: Tensor, checkpoint: Path) -> tuple[Trai
             progress.update(task, completed=step, note=f"target {target_loss.item():.3f} draft {draft_loss.item():.3f}")
             if step % 50 == 0:
                 print(f"step {step} target {target_loss.item():.3f} draft {draft_loss.item():.3f}", flush=True)
-            if time.monotonic() - last_saved > 120 or step in (shallow_until, args.steps, total):
+            if time.monotonic() - last_saved > 120 or step in (args.steps, total):
                 state = {"step": step, "target": target.state_dict(), "draft": draft.state_dict()}
                 torch.save(state, checkpoint.with_suffix(".part"))
                 os.replace(checkpoint.with_suffix(".part"), checkpoint)
@@ -373,8 +377,9 @@ def export(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=1700, help="updates of the target, the draft beside it")
-    parser.add_argument("--distil-steps", type=int, default=400, help="further updates of the draft alone")
+    parser.add_argument("--steps", type=int, default=1500, help="updates of the target, the draft beside it")
+    parser.add_argument("--distil-steps", type=int, default=250, help="further updates of the draft alone")
+    parser.add_argument("--grow-at", type=int, default=1180, help="update at which the target gets all its layers")
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--layers", type=int, default=30, help="of the target")
     parser.add_argument("--seed", type=int, default=1)
@@ -389,8 +394,7 @@ def main() -> None:
     print(f"{len(ids) / 1e6:.2f} M training tokens, {len(held_out) / 1e6:.2f} M held out", flush=True)
     if args.export_only:
         saved = torch.load(checkpoint)
-        depth = 1 + max(int(n.split(".")[2]) for n in saved["target"]["model"] if "layers." in n)
-        pair = {"target": build(depth, 128, 384), "draft": build(1, 256, 768)}
+        pair = {"target": build(depth_of(saved["target"]["model"]), 128, 384), "draft": build(1, 256, 768)}
         for role, model in pair.items():
             model.load_state_dict(saved[role]["model"])
         step = saved["step"]

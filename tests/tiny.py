@@ -64,6 +64,7 @@ def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTr
         "bos_token_id": BYTES,
         "eos_token_id": BYTES,
         "pad_token_id": None,
+        "tie_word_embeddings": False,  # a tied random model repeats its last token
     }
     sliding: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
     old = {k: v for k, v in common.items() if k not in ("num_key_value_heads", "head_dim", "intermediate_size")}
@@ -76,9 +77,7 @@ def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTr
         "gemma3": lambda o: Gemma3TextConfig(**common | sliding | {"query_pre_attn_scalar": 16} | o),
         "gpt2": lambda o: GPT2Config(**old | o),
         "gpt_neox": lambda o: GPTNeoXConfig(**old | {"intermediate_size": 64} | o),
-        "mamba": lambda o: MambaConfig(
-            vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=8, **o
-        ),
+        "mamba": lambda o: MambaConfig(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=8, **o),
         "qwen3_next": lambda o: Qwen3NextConfig(
             **common
             | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1}

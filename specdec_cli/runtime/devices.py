@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -25,7 +27,7 @@ def choose_device(wanted: str, option: str) -> torch.device:
     try:
         device = torch.device(wanted)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError, AttributeError) as error:
         available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         if torch.backends.mps.is_available():
             available.append("mps")
@@ -35,44 +37,56 @@ def choose_device(wanted: str, option: str) -> torch.device:
     return device
 
 
-def choose_dtype(wanted: str, stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, str | None]:
-    """The number type to compute in, and a note where `auto` leaves the checkpoint's own.
+class LinearShape(NamedTuple):
+    """A model's typical weight matrix, and how many of them it has."""
+
+    out_features: int
+    in_features: int
+    copies: int
+
+
+def choose_dtype(wanted: str, stored: torch.dtype, device: torch.device, shape: LinearShape) -> tuple[torch.dtype, str]:
+    """The number type to compute in, and why, in a word or two.
 
     Args:
         wanted: "auto" or the name of a torch dtype.
         stored: the checkpoint's type.
         device: where the model will run.
+        shape: what the model spends its time on.
     """
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
-        return dtype, None
-    if stored == torch.float32 or _is_fast(stored, device):
-        return stored, None
-    name = str(stored).removeprefix("torch.")
-    return torch.float32, f"float32, since {name} is slower on this {device.type}"
+        return dtype, "as asked"
+    if stored == torch.float32 or _is_fast(stored, device, shape):
+        return stored, "as stored"
+    return torch.float32, f"{str(stored).removeprefix('torch.')} is slower here"
 
 
-def _is_fast(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device computes in `dtype` at least as fast as in float32, by trying it on a CPU."""
+def _is_fast(dtype: torch.dtype, device: torch.device, shape: LinearShape) -> bool:
+    """Whether the device computes in `dtype` at least as fast as in float32; a CPU is asked by trying it.
+
+    Sizes decide: a weight matrix that must come from memory is faster in 16 bits on almost any CPU, one that is in the
+    cache only where there are units for the type. So the model's own shape is tried, as many copies of it as the model
+    has (64 MB of float32 at most), with one row and with five, as decoding and verifying do.
+    """
     if device.type == "cuda":
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return True
-    # A verify pass's worth of rows through a layer that is small enough for the cache: arithmetic decides, which is
-    # where a CPU without units for 16-bit types loses. A few milliseconds, best of several tries.
-    rows, width = 8, 512
-
-    def best_of(candidate: torch.dtype) -> float:
-        x = torch.ones(rows, width, dtype=candidate)
-        weight = torch.ones(width, width, dtype=candidate)
-        times = []
-        for _ in range(12):
-            started = time.perf_counter()
-            linear(x, weight)
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    return best_of(dtype) <= best_of(torch.float32)
+    size = 4 * shape.out_features * shape.in_features
+    copies = max(1, min(shape.copies, 64_000_000 // size))
+    weights = {t: torch.ones(copies, shape.out_features, shape.in_features, dtype=t) for t in (dtype, torch.float32)}
+    best = dict.fromkeys(weights, math.inf)
+    with torch.inference_mode():
+        for _ in range(5):
+            for candidate, matrices in weights.items():
+                started = time.perf_counter()
+                for rows in (1, 5):
+                    x = torch.ones(rows, shape.in_features, dtype=candidate)
+                    for matrix in matrices:
+                        linear(x, matrix)
+                best[candidate] = min(best[candidate], time.perf_counter() - started)
+    return best[dtype] <= best[torch.float32]
 
 
 def free_memory(device: torch.device) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from accelerate.utils import compute_module_sizes
 from huggingface_hub import errors as hub
 from safetensors import SafetensorError
 from transformers import (
@@ -25,7 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
-from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory
+from specdec_cli.runtime.devices import LinearShape, choose_device, choose_dtype, free_memory
 from specdec_cli.runtime.sources import Report, locate
 from specdec_cli.settings import ModelSettings
 
@@ -85,13 +84,17 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     tokenizer = _load_tokenizer(place, where, settings, option)
 
     stored = getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype or torch.float32
-    dtype, note = choose_dtype(settings.dtype, stored, device)
-    notes = [f"{role} computes in {note}"] if note else []
-    device_map, spread = _fit(config, dtype, device, role, settings)
-    notes += spread
+    with _one_line_errors(settings, option), init_empty_weights():
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+    num_parameters = _num_parameters(skeleton)
+    dtype, why = choose_dtype(settings.dtype, stored, device, _linear_shape(skeleton))
+    if settings.dtype == "auto" and num_parameters * dtype.itemsize * HEADROOM > free_memory(device):
+        dtype, why = stored, "as stored, since float32 does not fit"
+    device_map = _device_map(num_parameters * dtype.itemsize, dtype, device, role, settings)
     with _one_line_errors(settings, option):
         model = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype, device_map=device_map, **where)
     model.eval()
+    notes = [f"{role} {settings.source}: {_name(dtype)} ({why}) on {model.device}"]
     if device_map == "auto":
         notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
     embeddings = model.get_output_embeddings()
@@ -199,22 +202,42 @@ def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, 
     return tokenizer
 
 
-def _fit(
-    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, role: str, settings: ModelSettings
-) -> tuple[Any, list[str]]:
-    """A device map for from_pretrained; checks that the weights fit before reading them."""
-    with init_empty_weights():
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code, dtype=dtype)
-    needed = int(compute_module_sizes(skeleton)[""] * HEADROOM)
-    available = free_memory(device)
+def _linear_shape(skeleton: PreTrainedModel) -> LinearShape:
+    """The weight matrix that occurs most, by number of parameters, embeddings apart."""
+    counts: dict[tuple[int, int], int] = {}
+    for module in skeleton.modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.ndim == 2 and not isinstance(module, torch.nn.Embedding):
+            shape = (weight.shape[0], weight.shape[1])
+            counts[shape] = counts.get(shape, 0) + 1
+    (out_features, in_features), count = max(counts.items(), key=lambda item: item[1] * item[0][0] * item[0][1])
+    return LinearShape(out_features, in_features, count)
+
+
+def _num_parameters(skeleton: PreTrainedModel) -> int:
+    """Parameters, tied ones counted once."""
+    return sum(p.numel() for p in skeleton.parameters())
+
+
+def _device_map(size: int, dtype: torch.dtype, device: torch.device, role: str, settings: ModelSettings) -> Any:
+    """A device map for from_pretrained; checks that the weights fit before reading them.
+
+    Raises:
+        OutOfMemoryError: they do not, and may not be spread.
+    """
+    needed, available = size * HEADROOM, free_memory(device)
     if needed <= available:
-        return {"": device}, []
+        return {"": device}
     if device.type == "cuda" and role == "target":
-        return "auto", []
+        return "auto"
     raise OutOfMemoryError(
-        f"--{role} {settings.source} needs about {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
-        f"{device.type} has {available / 1e9:.1f} GB free: choose a smaller model, another device or a 16-bit --dtype"
+        f"--{role} {settings.source} needs about {needed / 1e9:.1f} GB in {_name(dtype)}, {device.type} has "
+        f"{available / 1e9:.1f} GB free: choose a smaller model, another device or a 16-bit --dtype"
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _where_layers_went(model: PreTrainedModel) -> str:

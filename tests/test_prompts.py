@@ -1,0 +1,188 @@
+"""Prompts from text and from files: lines, JSONL in its three forms, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec_cli.errors import UsageError
+from specdec_cli.prompts import Prompt, from_text, read_prompts
+
+USER = {"role": "user", "content": "What is it?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "A parrot."}
+
+
+def write(folder: Path, content: str | bytes, name: str = "prompts.txt") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refusal(path: Path) -> str:
+    """The message for a file that must be refused."""
+    with pytest.raises(UsageError) as raised:
+        read_prompts(path)
+    assert raised.value.exit_code == 2
+    message = str(raised.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("one", ["one"]),
+        ("one\ntwo\n", ["one", "two"]),
+        ("one\r\ntwo\r\n", ["one", "two"]),
+        ("\n\none\n   \n\t\ntwo\n\n", ["one", "two"]),
+        ("  indented\n", ["  indented"]),
+        ('say {"a": 1}\n', ['say {"a": 1}']),
+        ("größer als 中文 😀\n", ["größer als 中文 😀"]),
+        ("\ufeffone\ntwo\n", ["one", "two"]),
+    ],
+)
+def test_every_line_with_text_is_a_prompt(tmp_path: Path, content: str, expected: list[str]) -> None:
+    assert read_prompts(write(tmp_path, content)) == [Prompt((line,)) for line in expected]
+
+
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize("jsonl", [False, True])
+def test_only_line_ends_separate_prompts(tmp_path: Path, separator: str, jsonl: bool) -> None:
+    """What Unicode calls a line boundary may stand inside a prompt, also unescaped in JSON."""
+    text = f"before{separator}after"
+    line = json.dumps({"prompt": text}, ensure_ascii=False) if jsonl else text
+    assert read_prompts(write(tmp_path, f"{line}\n{line}\n")) == [Prompt((text,)), Prompt((text,))]
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.ndjson", "p.JSONL", "p.txt", "p"])
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "one"}, Prompt(("one",))),
+        ({"prompt": "one\ntwo", "id": 7}, Prompt(("one\ntwo",))),
+        ({"turns": ["one", "two"]}, Prompt(("one", "two"))),
+        ({"messages": [USER]}, Prompt((USER["content"],))),
+        ({"messages": [SYSTEM, USER, ANSWER, USER]}, Prompt((USER["content"],), (SYSTEM, USER, ANSWER))),
+        ({"messages": [{**USER, "name": "Ann"}, ANSWER, USER]}, Prompt((USER["content"],), (USER, ANSWER))),
+    ],
+    ids=["prompt", "prompt-of-two-lines", "turns", "one-message", "messages", "message-with-more-keys"],
+)
+def test_jsonl_in_its_three_forms(tmp_path: Path, name: str, record: dict[str, object], expected: Prompt) -> None:
+    """Known by the first line or by the suffix; further keys are somebody else's."""
+    line = json.dumps(record)
+    assert read_prompts(write(tmp_path, f"{line}\n\n{line}\n", name)) == [expected, expected]
+
+
+def test_forms_can_be_mixed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    lines = [{"prompt": "one"}, {"turns": ["two", "three"]}, {"messages": [SYSTEM, USER]}]
+    path = write(tmp_path, "\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    assert read_prompts(path) == [Prompt(("one",)), Prompt(("two", "three")), Prompt((USER["content"],), (SYSTEM,))]
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [('{"prompt": "two"', 17), ('{"prompt": two}', 12), ("two", 1), ('{"prompt": "two"} x', 19)],
+)
+def test_bad_json_is_told_by_line_and_column(tmp_path: Path, line: str, column: int) -> None:
+    message = refusal(write(tmp_path, '{"prompt": "one"}\n\n' + line + "\n", "p.jsonl"))
+    assert "line 3 " in message
+    assert message.endswith(f"at column {column}")
+
+
+@pytest.mark.parametrize("line", ['["one"]', '"one"', "1", "null", "true"])
+def test_json_that_is_no_object_is_told_by_line(tmp_path: Path, line: str) -> None:
+    message = refusal(write(tmp_path, f'{{"prompt": "one"}}\n{line}\n', "p.jsonl"))
+    assert "line 2 is not a JSON object" in message
+    assert "'prompt'" in message
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"text": "one"},
+        {"prompt": 1},
+        {"prompt": ""},
+        {"prompt": " \n"},
+        {"prompt": ["one"]},
+        {"prompt": None},
+        {"turns": []},
+        {"turns": "one"},
+        {"turns": ["one", ""]},
+        {"turns": ["one", 2]},
+        {"messages": []},
+        {"messages": "one"},
+        {"messages": ["one"]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"content": "one"}]},
+        {"messages": [{"role": "", "content": "one"}]},
+        {"messages": [{"role": "user", "content": ["one"]}]},
+    ],
+    ids=json.dumps,
+)
+def test_a_record_without_something_to_answer_is_told_by_line(tmp_path: Path, record: dict[str, object]) -> None:
+    message = refusal(write(tmp_path, f'{{"prompt": "one"}}\n{json.dumps(record)}\n', "p.jsonl"))
+    assert "line 2 has no 'prompt'" in message
+    assert "'turns'" in message
+    assert "'messages'" in message
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"prompt": "\ud800"}, {"turns": ["one", "\ud800"]}, {"messages": [{**USER, "content": "\ud800"}]}],
+    ids=["prompt", "turns", "messages"],
+)
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, record: dict[str, object]) -> None:
+    """JSON can escape what no UTF-8 file, and no tokenizer, can hold."""
+    message = refusal(write(tmp_path, f'{{"prompt": "one"}}\n{json.dumps(record)}\n', "p.jsonl"))
+    assert "line 2" in message
+
+
+@pytest.mark.parametrize("last", [SYSTEM, ANSWER], ids=["system", "assistant"])
+def test_the_last_message_must_be_the_users(tmp_path: Path, last: dict[str, str]) -> None:
+    message = refusal(write(tmp_path, json.dumps({"messages": [USER, last]}), "p.jsonl"))
+    assert "line 1: the last of 'messages' must be the user's" in message
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n\t\r\n", "\ufeff", "\ufeff\n"])
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
+def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str, name: str) -> None:
+    assert "is empty: write one prompt a line" in refusal(write(tmp_path, content, name))
+
+
+@pytest.mark.parametrize(
+    ("content", "position"),
+    [
+        (b"\xffabc", "0"),
+        (b"abc\n\xe9t\xe9\n", "4"),
+        (b"a" * 20_000 + b"\xc3", "20,000"),
+        (b"\xef\xbb\xbfabc\xff", "6"),
+        ("one\n".encode("utf-16"), "0"),
+    ],
+    ids=["first", "latin-1", "far-away", "after-a-byte-order-mark", "utf-16"],
+)
+def test_what_is_not_utf8_is_told_by_its_byte(tmp_path: Path, content: bytes, position: str) -> None:
+    message = refusal(write(tmp_path, content))
+    assert f"is not UTF-8 (byte {position})" in message
+    assert "save it as UTF-8" in message
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in refusal(tmp_path / "missing.txt")
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["one", "  one\n", "中", "{"])
+def test_a_typed_prompt_is_taken_as_it_is(text: str) -> None:
+    assert from_text(text, "") == Prompt((text,))
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "\t \r\n", "\u3000"])
+def test_a_typed_prompt_of_white_space_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="the prompt from the pipe is empty: give it as an argument") as raised:
+        from_text(text, " from the pipe")
+    assert raised.value.exit_code == 2

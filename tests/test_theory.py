@@ -1,0 +1,59 @@
+"""The closed form against SPEC.md's figures and against its own limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_cli.theory import best_num_draft_tokens, speedup, tokens_per_round
+
+
+@pytest.mark.parametrize(
+    ("alpha", "k", "expected"),
+    [(0.8, 4, 3.36), (0.81, 4, 3.428), (1.0, 4, 5.0), (0.0, 4, 1.0), (0.5, 1, 1.5), (0.9, 0, 1.0)],
+)
+def test_tokens_per_round(alpha: float, k: int, expected: float) -> None:
+    assert tokens_per_round(alpha, k) == pytest.approx(expected, abs=5e-4 * expected)
+
+
+@pytest.mark.parametrize("k", [1, 4, 13])
+def test_tokens_per_round_near_one_loses_no_digits(k: int) -> None:
+    alpha = 1 - 1e-12
+    assert tokens_per_round(alpha, k) == pytest.approx(k + 1, rel=1e-10)
+
+
+def test_speedup_of_the_worked_example() -> None:
+    assert speedup(0.8, 4, 0.05) == pytest.approx(2.80, abs=0.005)
+
+
+def test_extended_form_counts_verification_and_overhead() -> None:
+    closed = speedup(0.8, 4, 0.05)
+    extended = speedup(0.8, 4, 0.05, verify_cost=1.2, overhead=0.1)
+    assert extended == pytest.approx(closed * 1.2 / 1.5)
+
+
+@pytest.mark.parametrize(("alpha", "about"), [(0.6, 4), (0.9, 13)])
+def test_best_k_is_interior(alpha: float, about: int) -> None:
+    assert abs(best_num_draft_tokens(alpha, 0.05) - about) <= 1
+
+
+def test_best_speedup_at_high_acceptance() -> None:
+    assert speedup(0.9, 13, 0.05) == pytest.approx(4.7, abs=0.05)
+
+
+def test_a_tie_goes_to_the_smaller_k() -> None:
+    assert best_num_draft_tokens(0.0, 0.0, [3, 2, 5]) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tokens_per_round(1.1, 4),
+        lambda: tokens_per_round(-0.1, 4),
+        lambda: tokens_per_round(0.5, -1),
+        lambda: speedup(0.5, 4, -0.1),
+        lambda: speedup(0.5, 4, 0.1, verify_cost=0.0),
+    ],
+)
+def test_nonsense_is_refused(call: object) -> None:
+    with pytest.raises(ValueError, match=r"alpha|negative|costs"):
+        call()  # type: ignore[operator]
