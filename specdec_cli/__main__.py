@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         message = " ".join(error.format_message().split())
         return _fail(message + hint, error.exit_code) if message else error.exit_code
+    except OSError as error:  # a full disk, say
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import InterruptedByUser, UsageError
 from specdec_cli.settings import NO_DRAFT, GenerationSettings, ModelSettings, SamplingSettings
 
 app = typer.Typer(
@@ -292,6 +292,8 @@ def _reader_may_leave(run: Callable[[T], int], request: T) -> int:
     """Run a command; `| head` closing the pipe is no error, and not the exit code 1 that Typer makes of it."""
     try:
         return run(request)
+    except KeyboardInterrupt as error:  # Typer would end with 130, but silently
+        raise InterruptedByUser("interrupted") from error
     except BrokenPipeError:
         # Whatever is still buffered has nowhere to go, and Python would complain about that when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -32,3 +32,9 @@ class OutOfMemoryError(SpecdecError):
 
 
 INTERRUPTED = 130
+
+
+class InterruptedByUser(SpecdecError):
+    """Ctrl-C before there was anything to show."""
+
+    exit_code = INTERRUPTED

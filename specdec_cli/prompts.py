@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.settings import is_unicode
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ def from_text(text: str, source: str) -> Prompt:
     """
     if not text.strip():
         raise UsageError(f"the prompt{source} is empty: give it as an argument, through a pipe, or with --prompts")
+    if not is_unicode(text):
+        raise UsageError(f"the prompt{source} is not UTF-8: convert it first")
     return Prompt((text,))
 
 
@@ -42,12 +46,12 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     name = f"--prompts {path}"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 (byte {error.start:,}): save it as UTF-8") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(re.split("\r\n?|\n", text), start=1) if line.strip()]
     if not lines:
         raise UsageError(f"{name} is empty: write one prompt a line, or JSONL")
     if path.suffix.lower() in (".jsonl", ".json", ".ndjson") or lines[0][1].lstrip().startswith("{"):
@@ -79,8 +83,11 @@ def _from_json(line: str, where: str) -> Prompt:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    return isinstance(value, str) and bool(value.strip()) and is_unicode(value)
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("role")) and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or not _is_text(value.get("role")):
+        return False
+    content = value.get("content")
+    return isinstance(content, str) and is_unicode(content)

@@ -19,6 +19,11 @@ def _require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it has a UTF-8 form: not with half a surrogate pair, which Python makes of bytes that are no UTF-8."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """Where one checkpoint comes from and how it is loaded.
@@ -100,4 +105,5 @@ class GenerationSettings:
         )
         _require(self.max_new_tokens >= 1, f"--max-new-tokens must be 1 or above, not {self.max_new_tokens}")
         _require("" not in self.stop_strings, "--stop is empty: give the text that ends the generation")
+        _require(all(map(is_unicode, self.stop_strings)), "--stop is not UTF-8: convert it first")
         _require(0 <= self.seed < 2**63, f"--seed must be between 0 and 2^63 - 1, not {self.seed}")

@@ -302,7 +302,7 @@ def test_what_needs_no_model_loads_no_library_for_models(arguments: list[str], c
 
 
 def refused(result: tuple[int, str, str], code: int) -> str:
-    """The message of a command that must fail before it has said anything."""
+    """The message of a command that must fail before it has said anything; --quiet, where it loads a model first."""
     got, out, err = result
     assert (got, out) == (code, "")
     assert err.startswith("specdec: ")
@@ -362,7 +362,7 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
 def test_a_bad_option_is_one_line_and_leaves_nothing(
     specdec: Specdec, checkpoints: Models, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    files = ("--output", "out.txt", "--trace", "trace.jsonl")
+    files = ("--output", "out.txt", "--trace", "trace.jsonl", "--quiet")
     result = specdec("generate", PROMPT, *checkpoints.pair(), *files, *options)
     assert message in refused(result, 2)
     assert list(tmp_path.iterdir()) == []
@@ -382,7 +382,7 @@ def test_a_bad_option_is_one_line_and_leaves_nothing(
 def test_a_bad_prompt_is_one_line_and_leaves_nothing(
     specdec: Specdec, checkpoints: Models, tmp_path: Path, prompt: str, message: str
 ) -> None:
-    files = ("--output", "out.txt", "--trace", "trace.jsonl")
+    files = ("--output", "out.txt", "--trace", "trace.jsonl", "--quiet")
     result = specdec("generate", prompt, *checkpoints.pair(), *files)
     assert message in refused(result, 2)
     assert list(tmp_path.iterdir()) == []
@@ -462,7 +462,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
 def test_a_failure_keeps_what_the_files_held_before(specdec: Specdec, checkpoints: Models, tmp_path: Path) -> None:
     for name in ("out.txt", "trace.jsonl"):
         (tmp_path / name).write_text("earlier", encoding="utf-8")
-    files = ("--output", "out.txt", "--trace", "trace.jsonl")
+    files = ("--output", "out.txt", "--trace", "trace.jsonl", "--quiet")
     refused(specdec("generate", "x" * CONTEXT, *checkpoints.pair(), *files), 2)
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
         "out.txt": "earlier",
@@ -795,7 +795,7 @@ def test_output_may_be_a_pipe(specdec: Specdec, checkpoints: Models, sampled: di
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 def test_a_full_disk_is_one_line(specdec: Specdec, checkpoints: Models) -> None:
-    code, _, err = specdec("generate", PROMPT, *checkpoints.pair(*SAMPLED, "--trace", "/dev/full"))
+    code, _, err = specdec("generate", PROMPT, *checkpoints.pair(*SAMPLED, "--trace", "/dev/full", "--quiet"))
     assert code == 1
     assert re.fullmatch("specdec: .*No space left on device.*\n", err)
 
@@ -839,6 +839,17 @@ def test_quiet_leaves_stderr_empty(specdec: Specdec, checkpoints: Models, option
     _, _, told = specdec("generate", PROMPT, *models, *options)
     assert "note: " in told
     assert " tokens in " in told
+
+
+def test_a_note_is_one_line_however_narrow_the_terminal(
+    specdec: Specdec, checkpoints: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a long path, and stderr may be a log."""
+    monkeypatch.setenv("COLUMNS", "40")
+    _, _, err = specdec("generate", PROMPT, *checkpoints.pair("-n", "4", target=checkpoints.chat))
+    (note,) = (line for line in err.splitlines() if "chat template" in line)
+    assert note.startswith("note: ")
+    assert len(note) > 80
 
 
 # --show-draft
@@ -937,20 +948,20 @@ def endless(checkpoints: Models, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def test_the_reader_of_the_pipe_may_leave(endless: Endless) -> None:
     """`| head` is no error: no traceback, no message, exit code 0."""
-    out, err = endless.into_head.communicate(timeout=90)
+    out, err = endless.into_head.communicate(timeout=300)
     assert len(out) == 20
     assert err == b"0 0\n"
 
 
 def test_ctrl_c_gives_what_there_was(endless: Endless) -> None:
     process = endless.to_interrupt
-    for _ in range(1800):
+    for _ in range(6000):
         if endless.trace.exists() and b"\n" in endless.trace.read_bytes():
             break
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert b"Traceback" not in err
     assert b"interrupted" in err

@@ -412,6 +412,12 @@ def test_a_broken_checkpoint_names_the_role(role: str, copy: Path) -> None:
     assert re.search(DAMAGED, message_of(copy, role))
 
 
+def test_a_broken_checkpoint_is_no_matter_of_the_network(copy: Path) -> None:
+    """--offline explains what is missing from the hub's cache, nothing else."""
+    truncate(copy / "model.safetensors", 40_000)
+    assert re.search(DAMAGED, message_of(copy, offline=True))
+
+
 # ------------------------------------------------------------------------------------------ remote code
 @pytest.fixture
 def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

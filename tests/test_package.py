@@ -65,15 +65,13 @@ def test_the_demo_presets_sizes_are_the_checkpoints(demo: object) -> None:
         assert preset[f"{role}_parameters"] == pytest.approx(billions, rel=0.02)
 
 
-def test_shell_completion_offers_the_commands() -> None:
-    environment = {**os.environ, "_SPECDEC_COMPLETE": "complete_bash", "COMP_WORDS": "specdec ge", "COMP_CWORD": "1"}
-    done = subprocess.run([sys.executable, "-m", "specdec_cli"], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["generate"], done.stderr
-
-
-def test_shell_completion_offers_presets() -> None:
-    environment = {
-        **os.environ, "_SPECDEC_COMPLETE": "complete_bash", "COMP_WORDS": "specdec generate -p qwen3", "COMP_CWORD": "3",
-    }  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "specdec_cli"], env=environment, capture_output=True, text=True)
-    assert set(done.stdout.split()) == {"qwen3-8b", "qwen3-32b"}, done.stderr
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("specdec ge", {"generate"}), ("specdec generate -p qwen3", {"qwen3-8b", "qwen3-32b"})],
+)
+def test_shell_completion(line: str, offered: set[str]) -> None:
+    words = {"_SPECDEC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "specdec_cli"], env={**os.environ, **words}, capture_output=True, text=True
+    )
+    assert set(done.stdout.split()) == offered, done.stderr

@@ -24,8 +24,8 @@ from specdec_cli.prompts import Prompt
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
-from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.loading import Checkpoint, out_of_memory
+from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.loading import Checkpoint
 from specdec_cli.runtime.pair import Pair, conversation, load_pair
 from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
 
@@ -63,6 +63,16 @@ class Turn:
     steps: list[Step] = field(default_factory=list)
     text: str = ""
 
+    def tokens(self) -> tuple[list[int], list[str]]:
+        """Ids and provenance of the whole rounds that there are."""
+        token_ids: list[int] = []
+        provenance: list[str] = []
+        for step in self.steps:
+            kept = len(token_ids) - step.withdrawn
+            token_ids[kept:] = step.token_ids
+            provenance[kept:] = step.provenance
+        return token_ids, provenance
+
 
 class _Nowhere(io.TextIOBase):
     """Swallows what is not for this output format."""
@@ -87,14 +97,16 @@ def run(request: GenerateRequest) -> int:
         report(f"note: {note}")
     make_drafter = drafter_class(request.drafter)
     drafter = make_drafter(pair.target.device) if pair.draft is None else make_drafter(pair.draft, request.sampling)
+    for prompt in request.prompts:  # before the first is answered and a file is opened
+        opening = {"role": "user", "content": prompt.turns[0]}
+        pair.encode([*conversation(prompt, request.system), opening], request.raw)
     records: list[dict[str, Any]] = []
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
         trace = stack.enter_context(request.trace.open("w", encoding="utf-8")) if request.trace else None
         shown = out if request.output_format == "text" else _NOWHERE
-        if request.show_draft and shown is out:
-            report_legend = legend(Console(file=out))
-            err.print(report_legend)
+        if request.show_draft and shown is out and not request.quiet:
+            err.print(legend(Console(file=out)))
         interrupted = False
         for number, turn in enumerate(_turns(request, pair), start=1):
             printer = TextPrinter(
@@ -176,12 +188,14 @@ def _answer(
                     printer.push(stream.push(token_id), provenance)
                 printer.show_safe()
     finally:
-        if stopping.text is None:
-            printer.push(stream.flush(), provenance)
-            turn.text = printer.finish()
-        else:
-            printer.push(stopping.text[len(printer.text) :], provenance)
-            turn.text = printer.finish(len(stopping.text))
+        # The rounds decide, not how much of the last one was shown when Ctrl-C came.
+        ended = bool(turn.steps) and turn.steps[-1].finish_reason == "stop"
+        text = stopping.text if ended else None
+        if text is None:
+            stream = pair.text_stream()
+            text = "".join([*map(stream.push, turn.tokens()[0]), stream.flush()])
+        printer.push(text[len(printer.text) :], provenance)
+        turn.text = printer.finish(len(text))
 
 
 def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
@@ -189,19 +203,15 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
     totals = add_up(turn.steps)
     generation = turn.generation
     assert generation is not None
-    provenance: list[str] = []
-    for step in turn.steps:
-        if step.withdrawn:
-            del provenance[-step.withdrawn :]
-        provenance += step.provenance
+    token_ids, provenance = turn.tokens()
     reason = turn.steps[-1].finish_reason if turn.steps else None
     return document(
         environment(*pair.devices),
         _settings(request, pair),
         text=turn.text,
-        token_ids=generation.token_ids,
+        token_ids=token_ids,
         prompt_tokens=len(turn.prompt_ids),
-        new_tokens=len(generation.token_ids),
+        new_tokens=len(token_ids),
         finish_reason=reason or "interrupted",
         rounds=totals.rounds,
         drafted=totals.drafted,

@@ -51,7 +51,14 @@ def check_writable(path: Path, option: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A file that appears under its name when it is complete, and not at all if writing it fails."""
+    """A file that appears under its name when it is complete, and not at all if writing it fails.
+
+    What is there and no file (/dev/null, a named pipe) is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as device:
+            yield device
+        return
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:

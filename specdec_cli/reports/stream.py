@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
 STYLES = {"accepted": "green", "recovered": "red", "bonus": "cyan", "plain": ""}
@@ -72,7 +74,9 @@ class TextPrinter:
         if self._console is None:
             self._out.write(text)
         elif _has_colour(self._console):
-            self._console.print(Text(text, style=STYLES[provenance]), end="")
+            # Not Console.print, which turns tabs into spaces and drops control characters.
+            style = Style.parse(STYLES[provenance])
+            self._out.write(style.render(text, color_system=ColorSystem.STANDARD))
         else:
             self._mark(provenance == "accepted")
             self._out.write(text)

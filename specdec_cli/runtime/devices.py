@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import psutil
 import torch
 from torch.nn.functional import linear
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import OutOfMemoryError, UsageError
 
 
 def choose_device(wanted: str, option: str) -> torch.device:
@@ -112,3 +113,20 @@ def clock_for(*devices: torch.device) -> Callable[[], float]:
         return time.perf_counter()
 
     return clock
+
+
+@contextmanager
+def out_of_memory(what: str, remedy: str) -> Iterator[None]:
+    """Turn a failed allocation on any device into one line.
+
+    Raises:
+        OutOfMemoryError: the block ran out of memory.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error

@@ -36,6 +36,7 @@ class TransformersModel:
         self._model: Any = model
         self.device: torch.device = model.device
         self.vocab_size = vocab_size
+        self._num_rows = int(model.get_input_embeddings().weight.shape[0])
         config = model.config.get_text_config(decoder=True)
         self.max_length = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
         self._blocked: Tensor | None = None
@@ -54,6 +55,9 @@ class TransformersModel:
 
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
+        if self._num_rows < self.vocab_size:
+            # A token that only the target has: the draft reads another in its place, which costs a guess at most.
+            token_ids = token_ids.clamp(max=self._num_rows - 1)
         output = self._model(input_ids=token_ids[None], cache=self._cache, use_cache=True, logits_to_keep=num_logits)
         self.length += token_ids.shape[0]
         logits = output.logits[0, :, : self.vocab_size].float()
@@ -66,7 +70,8 @@ class TransformersModel:
 
     def roll_back(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` tokens; also lets sliding-window layers drop what they no longer need."""
-        self._cache.crop(-num_tokens)
+        if self.length:  # an empty sliding layer cannot be cut, not even by 0
+            self._cache.crop(-num_tokens)
         self.length -= num_tokens
 
     @torch.inference_mode()
@@ -81,7 +86,12 @@ class TransformersModel:
         if "cache" not in inspect.signature(self._model.forward).parameters:
             raise IncompatiblePairError(f"the {role} ({name}) keeps its state outside transformers' caches: {remedy}")
         self.reset()
-        self.forward(torch.zeros(1, dtype=torch.long, device=self.device), num_logits=1)
+        try:
+            self.forward(torch.zeros(1, dtype=torch.long, device=self.device), num_logits=1)
+        except (AttributeError, TypeError) as error:
+            raise IncompatiblePairError(
+                f"the {role} ({name}) does not take transformers' caches ({error}): {remedy}"
+            ) from error
         stuck = sorted({type(layer).__name__ for layer in self._cache.layers if not layer.is_croppable})
         if stuck:
             types = getattr(self._model.config.get_text_config(decoder=True), "layer_types", None) or ()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import errors as hub
+from huggingface_hub import is_offline_mode
+from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -24,12 +29,18 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
-from specdec_cli.runtime.devices import LinearShape, choose_device, choose_dtype, free_memory
+from specdec_cli.runtime.devices import LinearShape, choose_device, choose_dtype, free_memory, out_of_memory
 from specdec_cli.runtime.sources import Report, locate
 from specdec_cli.settings import ModelSettings
 
+# What transformers, huggingface_hub, safetensors and pickle raise at files that are missing or wrong.
+READING_FAILS = (
+    *(OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError),
+    *(SafetensorError, httpx.HTTPError, hub.StrictDataclassError, struct.error, EOFError, pickle.UnpicklingError),
+)
 # What a model takes beside its weights: activations, the cache of a short text, the allocator's slack.
 HEADROOM = 1.1
+GENERATES = r"(CausalLM|LMHeadModel|ConditionalGeneration)$"
 
 
 @dataclass(frozen=True)
@@ -88,14 +99,22 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
     num_parameters = _num_parameters(skeleton)
     dtype, why = choose_dtype(settings.dtype, stored, device, _linear_shape(skeleton))
-    if settings.dtype == "auto" and num_parameters * dtype.itemsize * HEADROOM > free_memory(device):
+    if (
+        settings.dtype == "auto"
+        and dtype != stored
+        and num_parameters * dtype.itemsize * HEADROOM > free_memory(device)
+    ):
         dtype, why = stored, "as stored, since float32 does not fit"
     device_map = _device_map(num_parameters * dtype.itemsize, dtype, device, role, settings)
     with _one_line_errors(settings, option):
-        model = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype, device_map=device_map, **where)
+        model, report_on_weights = AutoModelForCausalLM.from_pretrained(
+            place, config=config, dtype=dtype, device_map=device_map, ignore_mismatched_sizes=True,
+            output_loading_info=True, **where,
+        )  # fmt: skip
+    _require_all_weights(report_on_weights, settings, option)
     model.eval()
     notes = [f"{role} {settings.source}: {_name(dtype)} ({why}) on {model.device}"]
-    if device_map == "auto":
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
     embeddings = model.get_output_embeddings()
     rows = embeddings.weight.shape[0] if embeddings is not None else config.get_text_config().vocab_size
@@ -112,23 +131,6 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
 
 
 @contextmanager
-def out_of_memory(what: str, remedy: str) -> Iterator[None]:
-    """Turn a failed allocation on any device into one line.
-
-    Raises:
-        OutOfMemoryError: the block ran out of memory.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
-            raise
-        raise OutOfMemoryError(f"not enough memory {what}: {remedy}") from error
-
-
-@contextmanager
 def _one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
     """Every way in which reading a checkpoint fails for a user, with the remedy."""
     name = f"{option} {settings.source}"
@@ -138,20 +140,30 @@ def _one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
             yield
     except SpecdecError:
         raise
-    except (OSError, ValueError, SafetensorError, RuntimeError, KeyError, ImportError) as error:
+    except READING_FAILS as error:
         causes = _chain(error)
         text = " ".join(str(error).split())
-        if any(isinstance(c, hub.GatedRepoError) for c in causes) or "gated repo" in text:
+        refusals = [c for c in causes if isinstance(c, hub.HfHubHTTPError)]
+        unreachable = any(
+            isinstance(c, (hub.LocalEntryNotFoundError, ConnectionError, httpx.TransportError)) for c in causes
+        )
+        if any(isinstance(c, hub.GatedRepoError) for c in causes):
             line = f"{name} is gated: accept its terms on the hub, then log in with 'hf auth login'"
-        elif any(isinstance(c, hub.RevisionNotFoundError) for c in causes) or "valid git identifier" in text:
-            line = f"{name} has no revision '{settings.revision}': check --revision"
+        elif any(isinstance(c, hub.RevisionNotFoundError) for c in causes):
+            flag = "--revision" if option == "--target" else "--draft-revision"
+            line = f"{name} has no revision '{settings.revision}': check {flag}"
         elif any(isinstance(c, hub.RepositoryNotFoundError) for c in causes):
             line = f"{name} is neither a folder here nor a model on the hub; if it is private, run 'hf auth login'"
-        elif settings.offline or any(isinstance(c, hub.OfflineModeIsEnabled) for c in causes):
-            line = f"{name}{revision} is not in the hub's local cache: download it first, without --offline"
-        elif any(isinstance(c, (hub.LocalEntryNotFoundError, ConnectionError)) for c in causes) or (
-            "couldn't connect" in text
-        ):
+        elif any(isinstance(c, hub.DisabledRepoError) for c in causes):
+            line = f"{name} is disabled by the hub: choose another model"
+        elif refusals and refusals[-1].response.status_code in (401, 403):
+            line = f"the hub refuses your token for {name}: log in again with 'hf auth login'"
+        elif refusals and refusals[-1].response.status_code != 404:
+            line = f"the hub answers {refusals[-1].response.status_code} for {name}{revision}: try again later"
+        elif unreachable and (settings.offline or is_offline_mode()):
+            without = "--offline" if settings.offline else "HF_HUB_OFFLINE"
+            line = f"{name}{revision} is not in the hub's local cache: download it first, without {without}"
+        elif unreachable:
             line = f"no network to fetch {name}{revision}: connect, or give a folder that is already here"
         elif any(isinstance(c, SafetensorError) for c in causes):
             line = f"{name}: its safetensors file is damaged ({text[:120]}); download it again"
@@ -162,7 +174,7 @@ def _one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
         elif "model type" in text and "does not recognize" in text:
             line = f"{name} is of an architecture that this transformers does not know: upgrade transformers"
         else:
-            line = f"{name}{revision} cannot be loaded: {text[:300]}"
+            line = f"{name}{revision} cannot be loaded ({text[:300]}): download it again, or choose another"
         raise SpecdecError(line) from error
 
 
@@ -180,8 +192,22 @@ def _require_causal_lm(config: PreTrainedConfig, settings: ModelSettings, option
     if config.is_encoder_decoder:
         raise UsageError(f"{name} is an encoder-decoder ({config.model_type}): choose a decoder-only model")
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+    # Encoders stand in the mapping too (BertLMHeadModel), so what the checkpoint was made as counts as well.
+    declared = config.architectures or []
+    made_to_generate = not declared or any(re.search(GENERATES, name) for name in declared)
+    if not remote and (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not made_to_generate):
         raise UsageError(f"{name} is not a causal language model ({config.model_type}): choose one that generates text")
+
+
+def _require_all_weights(report: dict[str, Any], settings: ModelSettings, option: str) -> None:
+    """transformers fills what it does not find with random numbers."""
+    for what, names in (("lacks", report["missing_keys"]), ("has other sizes for", report["mismatched_keys"])):
+        if names:
+            first = sorted(name if isinstance(name, str) else name[0] for name in names)[0]
+            raise SpecdecError(
+                f"{option} {settings.source} {what} {len(names):,} of the weights that its config.json describes "
+                f"(first: {first}): download it again"
+            )
 
 
 def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, option: str) -> PreTrainedTokenizerBase:
@@ -190,7 +216,7 @@ def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, 
         with _one_line_errors(settings, option):
             tokenizer = AutoTokenizer.from_pretrained(place, **where)
     except SpecdecError as error:
-        if os.path.isdir(place):
+        if os.path.isdir(place) and "cannot be loaded" in str(error):
             raise SpecdecError(
                 f"{name} has no tokenizer that can be read: copy the original model's tokenizer files into it"
             ) from error

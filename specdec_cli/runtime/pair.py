@@ -69,6 +69,10 @@ class Pair:
             ids = encode_text(tokenizer, "\n".join(m["content"] for m in messages))
         if not ids:
             raise UsageError("the prompt has no tokens: give some text")
+        strange = next((i for i in ids if i >= self.checkpoint.num_rows), None)
+        if strange is not None:
+            token = tokenizer.convert_ids_to_tokens(strange)
+            raise UsageError(f"the prompt holds {token!r}, which this target has no embedding for: leave it out")
         if len(ids) >= self.target.max_length:
             raise UsageError(
                 f"the prompt has {len(ids):,} tokens, the target's context only {self.target.max_length:,}: shorten it"

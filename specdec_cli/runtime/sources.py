@@ -6,15 +6,19 @@ import hashlib
 import os
 import re
 import shutil
+import struct
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.runtime.devices import out_of_memory
 
 # Part of the cache's key: raise it when what is written changes.
 CONVERSION_VERSION = 1
@@ -78,27 +82,44 @@ def gguf_as_folder(path: Path, option: str, report: Report) -> Path:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UsageError(f"{option} {path} is not a GGUF file (its first bytes are wrong): download it again")
-    folder = cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
+    with _writable_cache():
+        folder = cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
     if (folder / "config.json").is_file():
         return folder
     report(f"converting {path.name} to safetensors, once (kept in {folder})")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+    with _writable_cache():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
     try:
-        _convert(path, unfinished)
+        with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
+            _convert(path, unfinished)
         os.replace(unfinished, folder)
     except ImportError as error:
         raise SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'") from error
-    except (ValueError, KeyError, RuntimeError, OSError, NotImplementedError) as error:
+    except (ValueError, LookupError, RuntimeError, OSError, SafetensorError, struct.error) as error:
         if (folder / "config.json").is_file():  # another process was faster
             return folder
         reason = " ".join(str(error).split())[:200]
+        if "No space left" in reason:
+            raise SpecdecError(
+                f"{option} {path.name} cannot be converted ({reason}): free some, or set SPECDEC_CACHE to another disk"
+            ) from error
         raise SpecdecError(
             f"{option} {path.name} cannot be read ({reason}): download it again, or use the model's safetensors"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def _writable_cache() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpecdecError(
+            f"the cache folder {cache_folder()} cannot be written ({error.strerror}): set SPECDEC_CACHE to another"
+        ) from error
 
 
 def _convert(path: Path, folder: Path) -> None:

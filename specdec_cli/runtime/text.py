@@ -29,9 +29,17 @@ class TextStream:
         """The text that became certain with this token; empty inside a character."""
         self._ids.append(token_id)
         before, now = self._texts()
-        if now.endswith(REPLACEMENT) and len(self._ids) - self._certain < 8:
-            return ""
-        self._start, self._certain = self._certain, len(self._ids)
+        certain = len(self._ids)
+        if now.endswith(REPLACEMENT):
+            if certain - self._certain < 8:
+                return ""
+            # A run of bytes that are no text: give it out, but for the last bytes, which may begin a character.
+            for whole in range(certain - 1, certain - 4, -1):
+                text = self._decode(self._ids[self._start : whole])
+                if text + REPLACEMENT == now and self._decode(self._ids[whole:]) == REPLACEMENT:
+                    certain, now = whole, text
+                    break
+        self._start, self._certain = self._certain, certain
         return now[len(before) :]
 
     def flush(self) -> str:
