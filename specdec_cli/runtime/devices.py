@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import psutil
 import torch
-from torch.nn.functional import linear
 
 from specdec_cli.errors import OutOfMemoryError, UsageError
 
@@ -38,56 +35,34 @@ def choose_device(wanted: str, option: str) -> torch.device:
     return device
 
 
-class LinearShape(NamedTuple):
-    """A model's typical weight matrix, and how many of them it has."""
-
-    out_features: int
-    in_features: int
-    copies: int
-
-
-def choose_dtype(wanted: str, stored: torch.dtype, device: torch.device, shape: LinearShape) -> tuple[torch.dtype, str]:
+def choose_dtype(wanted: str, stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
     """The number type to compute in, and why, in a word or two.
 
     Args:
         wanted: "auto" or the name of a torch dtype.
         stored: the checkpoint's type.
         device: where the model will run.
-        shape: what the model spends its time on.
     """
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
         return dtype, "as asked"
-    if stored == torch.float32 or _is_fast(stored, device, shape):
+    if stored == torch.float32 or _is_fast(stored, device):
         return stored, "as stored"
-    return torch.float32, f"{str(stored).removeprefix('torch.')} is slower here"
+    return torch.float32, f"this {device.type} has no fast {str(stored).removeprefix('torch.')}"
 
 
-def _is_fast(dtype: torch.dtype, device: torch.device, shape: LinearShape) -> bool:
-    """Whether the device computes in `dtype` at least as fast as in float32; a CPU is asked by trying it.
+def _is_fast(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device has units for a 16-bit type.
 
-    Sizes decide: a weight matrix that must come from memory is faster in 16 bits on almost any CPU, one that is in the
-    cache only where there are units for the type. So the model's own shape is tried, as many copies of it as the model
-    has (64 MB of float32 at most), with one row and with five, as decoding and verifying do.
+    It is asked, not timed: a race that noise decides now and then would give one seed two texts.
     """
     if device.type == "cuda":
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return True
-    size = 4 * shape.out_features * shape.in_features
-    copies = max(1, min(shape.copies, 64_000_000 // size))
-    weights = {t: torch.ones(copies, shape.out_features, shape.in_features, dtype=t) for t in (dtype, torch.float32)}
-    best = dict.fromkeys(weights, math.inf)
-    with torch.inference_mode():
-        for _ in range(5):
-            for candidate, matrices in weights.items():
-                started = time.perf_counter()
-                for rows in (1, 5):
-                    x = torch.ones(rows, shape.in_features, dtype=candidate)
-                    for matrix in matrices:
-                        linear(x, matrix)
-                best[candidate] = min(best[candidate], time.perf_counter() - started)
-    return best[dtype] <= best[torch.float32]
+    mkldnn = torch.ops.mkldnn
+    supported = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
+    return bool(torch.backends.mkldnn.is_available() and supported())
 
 
 def free_memory(device: torch.device) -> int:

@@ -15,7 +15,7 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub import errors as hub
 from huggingface_hub import is_offline_mode
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whichever it was built on
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -29,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
-from specdec_cli.runtime.devices import LinearShape, choose_device, choose_dtype, free_memory, out_of_memory
+from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory, out_of_memory
 from specdec_cli.runtime.sources import Report, locate
 from specdec_cli.settings import ModelSettings
 
@@ -98,7 +98,7 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     with _one_line_errors(settings, option), init_empty_weights():
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
     num_parameters = _num_parameters(skeleton)
-    dtype, why = choose_dtype(settings.dtype, stored, device, _linear_shape(skeleton))
+    dtype, why = choose_dtype(settings.dtype, stored, device)
     if (
         settings.dtype == "auto"
         and dtype != stored
@@ -226,18 +226,6 @@ def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, 
             f"{name} has no tokenizer that can be read: copy the original model's tokenizer files into it"
         )
     return tokenizer
-
-
-def _linear_shape(skeleton: PreTrainedModel) -> LinearShape:
-    """The weight matrix that occurs most, by number of parameters, embeddings apart."""
-    counts: dict[tuple[int, int], int] = {}
-    for module in skeleton.modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None and weight.ndim == 2 and not isinstance(module, torch.nn.Embedding):
-            shape = (weight.shape[0], weight.shape[1])
-            counts[shape] = counts.get(shape, 0) + 1
-    (out_features, in_features), count = max(counts.items(), key=lambda item: item[1] * item[0][0] * item[0][1])
-    return LinearShape(out_features, in_features, count)
 
 
 def _num_parameters(skeleton: PreTrainedModel) -> int:
