@@ -355,7 +355,7 @@ def export(
         model.to(torch.bfloat16).float()
     figures = evaluate(models["target"].eval(), models["draft"].eval(), held_out)
     how = {
-        "target": "It learnt with a third of its layers first.",
+        "target": f"It learnt with a third of its layers up to update {args.grow_at}.",
         "draft": "It was distilled from the target, first by cross-entropy, then by total variation.",
     }
     for role, model in models.items():

@@ -117,6 +117,14 @@ def test_a_cpu_is_asked_what_it_has_units_for(
     assert devices._is_fast(torch.float16, CPU) is (fp16 and available)
 
 
+def test_a_build_of_torch_without_mkldnn_has_no_units_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Apple's CPUs, say: there the operators that would tell do not exist either."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert devices._is_fast(torch.bfloat16, CPU) is False
+    assert devices._is_fast(torch.float16, CPU) is False
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_cuda_device_says_whether_it_has_bfloat16(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)

@@ -60,9 +60,11 @@ def _is_fast(dtype: torch.dtype, device: torch.device) -> bool:
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return True
+    if not torch.backends.mkldnn.is_available():
+        return False
     mkldnn = torch.ops.mkldnn
     supported = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
-    return bool(torch.backends.mkldnn.is_available() and supported())
+    return bool(supported())
 
 
 def free_memory(device: torch.device) -> int:
