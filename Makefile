@@ -2,7 +2,9 @@
 #
 # TORCH is the requirement that pip is given for torch, PYTHON the interpreter of the virtual environment:
 #   make demo TORCH=torch            the newest release
+#   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 #   make test PYTHON=python3.12
+# They count when the environment is made; `make clean` first to change them.
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
 VENV := .venv
@@ -45,7 +47,7 @@ wheel: $(VENV)/.installed-test
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable ".[gguf]"
 	@touch $@
 

@@ -242,6 +242,8 @@ def generate(
     for path, option in ((output, "--output"), (trace, "--trace")):
         if path is not None:
             check_writable(path, option)
+    if output is not None and trace is not None and output.resolve() == trace.resolve():
+        raise UsageError("--output and --trace name the same file: choose two")
     if prompts is not None:
         if prompt is not None:
             raise UsageError("a prompt and --prompts are given both: choose one")
@@ -296,7 +298,9 @@ def _reader_may_leave(run: Callable[[T], int], request: T) -> int:
         raise InterruptedByUser("interrupted") from error
     except BrokenPipeError:
         # Whatever is still buffered has nowhere to go, and Python would complain about that when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.stderr.fileno())
         return 0
 
 

@@ -69,7 +69,10 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         t = self.temperature
-        _require(math.isfinite(t) and t >= 0, f"--temperature must be 0 (greedy) or above, not {t:g}")
+        _require(
+            t == 0 or 1e-6 <= t <= 1e6,  # what float32 logits can be divided by
+            f"--temperature must be 0 (greedy), or between 1e-6 and 1e6, not {t:g}",
+        )
         _require(self.top_k >= 0, f"--top-k must be 0 (keep all) or above, not {self.top_k}")
         _require(0 < self.top_p <= 1, f"--top-p must be above 0 and at most 1 (keep all), not {self.top_p:g}")
         _require(0 <= self.min_p <= 1, f"--min-p must be between 0 (keep all) and 1, not {self.min_p:g}")

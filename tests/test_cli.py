@@ -45,9 +45,12 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 END_ID = len(CHARACTERS)
 CONTEXT = 256
 NOISE = 0.04
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+TEMPLATE = """\
+{%- for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
 KEYS = [
-    "schema", "specdec_version", "environment", "settings", "text", "token_ids", "prompt_tokens", "new_tokens",
+    "schema", "specdec_version", "environment", "settings", "prompt", "turn", "text",
+    "token_ids", "prompt_tokens", "new_tokens",
     "finish_reason", "rounds", "drafted", "accepted", "tokens_per_round", "alpha", "provenance", "timings",
 ]  # fmt: skip
 TIMINGS = ["prefill_s", "decode_s", "draft_s", "verify_s", "other_s", "tokens_per_s"]

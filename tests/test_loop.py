@@ -321,7 +321,7 @@ with FakeTensorMode(allow_non_fake_inputs=True):
     for probs in (None, torch.empty(3, 30, device="pretend:1")):
         for sampling in (SamplingSettings(0.0), SamplingSettings(0.8, top_p=0.9, top_k=5, min_p=0.1)):
             packed = _judge(logits, Draft(ids, probs), ids.to(logits.device), sampling, None, None)
-            assert packed.device == logits.device and packed.shape == (2 + 4 * 3,)
+            assert packed.device == logits.device and packed.shape == (3 + 4 * 3,)
             try:
                 _judge(logits, Draft(ids, probs), ids, sampling, None, None)
             except RuntimeError as error:

@@ -11,16 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from rich.console import Console
-
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.stopping import Stopping, safe_length
 from specdec_cli.drafters import drafter_class
 from specdec_cli.drafters.base import Drafter
-from specdec_cli.errors import INTERRUPTED
+from specdec_cli.errors import INTERRUPTED, SpecdecError, UsageError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.prompts import Prompt
+from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
@@ -59,6 +58,8 @@ class Turn:
     """One answer while it is made: what is known of it if it is interrupted."""
 
     prompt_ids: list[int]
+    prompt_number: int
+    turn_number: int
     generation: Generation | None = None
     steps: list[Step] = field(default_factory=list)
     text: str = ""
@@ -86,7 +87,7 @@ _NOWHERE = cast(TextIO, _Nowhere())
 
 def run(request: GenerateRequest) -> int:
     """Generate for every prompt, one after the other; the exit code."""
-    err = Console(stderr=True, highlight=False)
+    err = PipeConsole(stderr=True, highlight=False)
 
     def report(line: str) -> None:
         if not request.quiet:
@@ -101,52 +102,66 @@ def run(request: GenerateRequest) -> int:
         opening = {"role": "user", "content": prompt.turns[0]}
         pair.encode([*conversation(prompt, request.system), opening], request.raw)
     records: list[dict[str, Any]] = []
+    interrupted = False
+    failure: SpecdecError | None = None
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
         trace = stack.enter_context(request.trace.open("w", encoding="utf-8")) if request.trace else None
         shown = out if request.output_format == "text" else _NOWHERE
         if request.show_draft and shown is out and not request.quiet:
-            err.print(legend(Console(file=out)))
-        interrupted = False
-        for number, turn in enumerate(_turns(request, pair), start=1):
-            printer = TextPrinter(
-                shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
-            )
-            try:
-                _answer(turn, request, pair, drafter, printer, partial(_trace, trace, number, turn))
-            except KeyboardInterrupt:
-                interrupted = True
-            if turn.generation is not None:
-                record = _record(request, pair, turn)
-                records.append(record)
-                if request.output_format == "jsonl":
-                    out.write(to_json(record) + "\n")
-                    out.flush()
-                if not request.quiet:
-                    err.print(generation_summary(record), style="dim")
-            if interrupted:
-                report("interrupted: this is what there was")
-                break
+            err.print(legend(PipeConsole(file=out)))
+        try:
+            for turn in _turns(request, pair):
+                printer = TextPrinter(
+                    shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
+                )
+                try:
+                    _answer(turn, request, pair, drafter, printer, partial(_trace, trace, turn))
+                except KeyboardInterrupt:
+                    interrupted = True
+                if turn.generation is not None:
+                    record = _record(request, pair, turn)
+                    records.append(record)
+                    if request.output_format == "jsonl":
+                        out.write(to_json(record) + "\n")
+                        out.flush()
+                    if not request.quiet:
+                        err.print(generation_summary(record), style="dim")
+                    if turn.generation.context_full:
+                        report(f"the context of {pair.target.max_length:,} tokens is full")
+                if interrupted:
+                    report("interrupted: this is what there was")
+                    break
+        except SpecdecError as error:
+            if not records:
+                raise
+            failure = error  # what was answered before is kept
         if request.output_format == "json" and records:
             out.write(to_json(records[0] if len(records) == 1 else records, indent=2) + "\n")
             out.flush()
+    if failure is not None:
+        raise failure
     return INTERRUPTED if interrupted else 0
 
 
 def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
     """Every turn of every prompt; what was answered is part of the conversation that the next turn sees."""
-    for prompt in request.prompts:
+    for prompt_number, prompt in enumerate(request.prompts, start=1):
         messages = conversation(prompt, request.system)
-        for text in prompt.turns:
+        for turn_number, text in enumerate(prompt.turns, start=1):
             messages.append({"role": "user", "content": text})
-            turn = Turn(pair.encode(messages, request.raw))
+            try:
+                turn = Turn(pair.encode(messages, request.raw), prompt_number, turn_number)
+            except UsageError as error:
+                raise UsageError(f"prompt {prompt_number}, turn {turn_number}: {error}") from error
             yield turn
             messages.append({"role": "assistant", "content": turn.text})
 
 
-def _trace(trace: TextIO | None, number: int, turn: Turn, step: Step) -> None:
+def _trace(trace: TextIO | None, turn: Turn, step: Step) -> None:
     if trace is not None:
-        trace.write(to_json({"prompt": number, "round": len(turn.steps), **asdict(step)}) + "\n")
+        where = {"prompt": turn.prompt_number, "turn": turn.turn_number, "round": len(turn.steps)}
+        trace.write(to_json({**where, **asdict(step)}) + "\n")
         trace.flush()
 
 
@@ -161,9 +176,12 @@ def _answer(
     """Run one generation, showing and keeping each round as it ends."""
     settings = request.generation
     stream = pair.text_stream()
+    end_ids = pair.special_ids(settings.stop_strings)
+    if not settings.ignore_end_token:
+        end_ids |= pair.checkpoint.end_ids
     stopping = Stopping(
         settings.max_new_tokens,
-        () if settings.ignore_end_token else pair.checkpoint.end_ids,
+        end_ids,
         settings.stop_strings,
         pair.text_stream(),
     )
@@ -208,6 +226,8 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
     return document(
         environment(*pair.devices),
         _settings(request, pair),
+        prompt=turn.prompt_number,
+        turn=turn.turn_number,
         text=turn.text,
         token_ids=token_ids,
         prompt_tokens=len(turn.prompt_ids),

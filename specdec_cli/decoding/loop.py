@@ -9,6 +9,7 @@ What comes back from the device each round is one small tensor (see `_judge`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.stopping import FinishReason, Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
+from specdec_cli.errors import SpecdecError
 from specdec_cli.settings import SamplingSettings
 
 Provenance = Literal["accepted", "recovered", "bonus", "plain"]
@@ -194,14 +196,23 @@ def _judge(
     target_probs = logits_to_probs(logits, sampling, prefix)
     draft_probs = None if draft.probs is None else draft.probs.to(logits.device)
     verdict: Verdict = verify(target_probs, draft_probs, draft_ids, generator)
-    scalars = torch.stack([verdict.num_accepted, verdict.next_token_id])
+    scalars = torch.stack([verdict.num_accepted.float(), verdict.next_token_id.float(), logits.amax()])
     parts = (scalars, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
     return torch.cat([part.float() for part in parts])
 
 
 def _unpack(packed: Tensor) -> tuple[list[int], int, int, list[tuple[float, ...]]]:
-    """The round's one transfer: drafted ids, how many were accepted, the next id, three figures a drafted token."""
+    """The round's one transfer: drafted ids, how many were accepted, the next id, three figures a drafted token.
+
+    Raises:
+        SpecdecError: a logit of the target, or a probability of the draft, is not a number.
+    """
     values: list[float] = packed.tolist()
-    num_drafted = (len(values) - 2) // 4
-    rows = [values[2 + i * num_drafted : 2 + (i + 1) * num_drafted] for i in range(4)]
+    if not all(map(math.isfinite, values)):
+        raise SpecdecError(
+            "the models' logits are not numbers: use --dtype float32 (float16 overflows in some models), or "
+            "download the weights again"
+        )
+    num_drafted = (len(values) - 3) // 4
+    rows = [values[3 + i * num_drafted : 3 + (i + 1) * num_drafted] for i in range(4)]
     return [int(i) for i in rows[0]], int(values[0]), int(values[1]), [tuple(row) for row in rows[1:]]

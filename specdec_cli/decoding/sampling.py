@@ -70,7 +70,8 @@ def sample(probs: Tensor, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(total.shape, generator=generator, dtype=wide, device=probs.device)
     # Strictly below the total, or rounding could point behind the last id that has any mass.
     threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    ids = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    return ids.clamp(max=probs.shape[-1] - 1)  # a row of NaN points behind the end; the loop reports it
 
 
 def prefix_matrix(committed_ids: Tensor, draft_ids: Tensor) -> Tensor:

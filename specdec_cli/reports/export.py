@@ -45,7 +45,10 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path} is a folder: name a file")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: the folder {path.parent} does not exist")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    places = [path] if path.exists() else []
+    if not path.exists() or path.is_file():
+        places.append(path.resolve().parent)  # a whole file is written beside its place first
+    if not all(os.access(place, os.W_OK) for place in places):
         raise UsageError(f"{option} {path} cannot be written: choose another place")
 
 
@@ -59,6 +62,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8") as device:
             yield device
         return
+    path = path.resolve()  # a link stays a link
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:

@@ -37,7 +37,8 @@ def presets_table(presets: Iterable[Preset]) -> Table:
     for heading, justify in (
         ("preset", "left"), ("target", "left"), ("draft", "left"), ("licence", "left"), ("memory", "right"),
     ):  # fmt: skip
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        name = heading == "preset"  # what a user types must stay whole
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=name)  # type: ignore[arg-type]
     for preset in presets:
         licence = preset.license + (" (gated)" if preset.gated else "")
         memory = "" if preset.memory_gb is None else f"{_gigabytes(preset.memory_gb)}"

@@ -49,6 +49,12 @@ class Pair:
         """A fresh detokenizer."""
         return TextStream(self.checkpoint.tokenizer)
 
+    def special_ids(self, texts: Sequence[str]) -> frozenset[int]:
+        """Ids of those texts that are a special token, which decoded text never shows."""
+        tokenizer = self.checkpoint.tokenizer
+        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        return frozenset(special[text] for text in texts if text in special)
+
     def encode(self, messages: Sequence[dict[str, str]], raw: bool) -> list[int]:
         """Ids of a conversation that the model is to continue.
 
@@ -65,7 +71,7 @@ class Pair:
         else:
             if any(m["role"] == "system" for m in messages):
                 why = "--raw is given" if raw else "the target has no chat template"
-                raise UsageError(f"a system message needs a chat template, and {why}: leave out --system")
+                raise UsageError(f"a system message needs a chat template, and {why}: leave the system message out")
             ids = encode_text(tokenizer, "\n".join(m["content"] for m in messages))
         if not ids:
             raise UsageError("the prompt has no tokens: give some text")
