@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
 
 import pytest
+import torch
 from transformers.utils import logging
 
 from specdec_cli.__main__ import main
@@ -19,6 +20,8 @@ from specdec_cli.settings import ModelSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 logging.disable_progress_bar()
+# Models this small gain nothing by a second thread, and lose a lot by it where another process wants the core.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -322,9 +322,10 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--k", "1.5"], "'--k'"),
     (["--k", ""], "'--k'"),
     (["--k"], "'--k' requires an argument"),
-    (["--temperature", "-1"], "--temperature must be 0 (greedy) or above, not -1"),
-    (["--temperature", "nan"], "--temperature must be 0 (greedy) or above, not nan"),
-    (["--temperature", "inf"], "--temperature must be 0 (greedy) or above, not inf"),
+    (["--temperature", "-1"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not -1"),
+    (["--temperature", "nan"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not nan"),
+    (["--temperature", "inf"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not inf"),
+    (["--temperature", "1e-50"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not 1e-50"),
     (["--temperature", "hot"], "'--temperature'"),
     (["--top-p", "0"], "--top-p must be above 0 and at most 1"),
     (["--top-p", "1.1"], "--top-p must be above 0 and at most 1 (keep all), not 1.1"),
@@ -639,7 +640,8 @@ def test_two_runs_with_one_seed_make_one_record(
     runs = [record(specdec, PROMPT, *checkpoints.pair(*sampling)) for _ in range(2)]
     Path("p.txt").write_text(f"{PROMPT}\nsomething else\n{PROMPT}\n", encoding="utf-8")
     runs += records(specdec, "--prompts", "p.txt", *checkpoints.pair(*sampling))[::2]
-    first, *others = [{**run, "timings": None} for run in runs]
+    assert [run["prompt"] for run in runs] == [1, 1, 1, 3]
+    first, *others = [{**run, "timings": None, "prompt": None} for run in runs]
     assert others == 3 * [first]
 
 
@@ -1091,3 +1093,47 @@ def test_a_wrong_command_or_option_points_to_the_help(specdec: Specdec) -> None:
     """The line points to the right help."""
     assert refused(specdec("generat"), 2).endswith("(see specdec --help)")
     assert refused(specdec("presets", "--nonsense"), 2).endswith("(see specdec presets --help)")
+
+
+# What was answered is kept, whatever comes after
+
+
+@pytest.mark.parametrize("output_format", ["json", "jsonl"])
+def test_a_turn_that_fails_keeps_the_answers_before_it(
+    output_format: str, specdec: Specdec, checkpoints: Models, tmp_path: Path
+) -> None:
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers"
+    prompts.write_text(json.dumps({"prompt": "one"}) + "\n" + json.dumps({"turns": ["two", "x" * 400]}) + "\n")
+    options = ("--prompts", prompts, "--format", output_format, "-o", output, "-n", "4", "--ignore-eos", "-q")
+    code, out, err = specdec("generate", *checkpoints.pair(*options))
+    assert (code, out) == (2, "")
+    assert err.startswith("specdec: prompt 2, turn 2: ")
+    text = output.read_text(encoding="utf-8")
+    records = json.loads(text) if output_format == "json" else [json.loads(line) for line in text.splitlines()]
+    assert [(r["prompt"], r["turn"], r["new_tokens"]) for r in records] == [(1, 1, 4), (2, 1, 4)]
+
+
+def test_a_special_token_as_stop_string_is_an_end_token(specdec: Specdec, checkpoints: Models) -> None:
+    options = ("x", "-n", "200", "--temperature", "6", "--seed", "3", "--format", "json")
+    code, out, _ = specdec("generate", *checkpoints.pair(*options, "--ignore-eos"))
+    whole = json.loads(out)
+    assert code == 0
+    assert END_ID in whole["token_ids"][:-1], "choose a seed whose text has the end token inside"
+    _, out, _ = specdec("generate", *checkpoints.pair(*options, "--ignore-eos", "--stop", tiny.END))
+    record = json.loads(out)
+    assert record["finish_reason"] == "eos"
+    assert record["token_ids"] == whole["token_ids"][: whole["token_ids"].index(END_ID) + 1]
+
+
+def test_output_and_trace_cannot_be_one_file(specdec: Specdec, checkpoints: Models, tmp_path: Path) -> None:
+    code, _, err = specdec("generate", *checkpoints.pair("x", "-o", tmp_path / "f", "--trace", tmp_path / "f"))
+    assert code == 2
+    assert "same file" in err
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_reader_that_leaves_at_once_is_no_failure() -> None:
+    line = f"{shlex.quote(sys.executable)} -m specdec_cli presets | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr

@@ -20,6 +20,7 @@ from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.settings import SamplingSettings
 
@@ -303,6 +304,19 @@ def test_prompts_that_cannot_be_answered_are_refused() -> None:
         generate(target, NoDrafter(target.device), prompt=[])
     with pytest.raises(ValueError, match="12 tokens"):
         generate(target, NoDrafter(target.device), prompt=[1] * 12)
+
+
+@pytest.mark.parametrize(
+    ("broken", "temperature"),
+    # A greedy draft of NaN is a guess like any other: it is judged, and costs nothing but speed.
+    [("target", 0.0), ("target", 1.0), ("draft", 1.0)],
+)
+def test_logits_that_are_not_numbers_are_an_error_and_no_text(broken: str, temperature: float) -> None:
+    models = {"target": BagModel(9, seed=1), "draft": BagModel(9, seed=2)}
+    models[broken]._weights[:] = torch.nan
+    sampling = SamplingSettings(temperature=temperature)
+    with pytest.raises(SpecdecError, match="not numbers"):
+        generate(models["target"], DraftModel(models["draft"], sampling), sampling=sampling)
 
 
 # -------------------------------------------------------------------------------------- two devices

@@ -91,7 +91,7 @@ def run(request: GenerateRequest) -> int:
 
     def report(line: str) -> None:
         if not request.quiet:
-            err.print(line, style="dim", markup=False)
+            err.print(line, style="dim", markup=False, soft_wrap=True)
 
     pair = load_pair(request.target, request.draft, report)
     for note in pair.notes:
