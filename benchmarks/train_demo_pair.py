@@ -16,6 +16,7 @@ Three ideas make two CPU cores enough:
   a CPU without bfloat16 units runs a hundred times slower; here it is float32 and batched by shape.
 
     python benchmarks/train_demo_pair.py                  # continues from the last checkpoint
+    python benchmarks/train_demo_pair.py --compile --bf16 # the same, faster; an hour on two cores with AMX
     python benchmarks/train_demo_pair.py --export-only    # write the folders from that checkpoint
 """
 
@@ -264,6 +265,7 @@ def train(args: argparse.Namespace, ids: Tensor, checkpoint: Path) -> tuple[Trai
 
     target_forward, draft_forward = prepared(target.model), prepared(draft.model)
     distance = torch.compile(distillation_loss) if args.compile else distillation_loss
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.bf16)  # matrices only; losses are float32
     columns = [*Progress.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=total, completed=step, note="")
@@ -277,12 +279,15 @@ def train(args: argparse.Namespace, ids: Tensor, checkpoint: Path) -> tuple[Trai
             inputs, labels = windows[:, :-1], windows[:, 1:]
             alone = step >= args.steps  # the target has finished, only the draft still learns
             with torch.set_grad_enabled(not alone):
-                target_logits = target_forward(input_ids=inputs, use_cache=False).logits
+                with autocast:
+                    target_logits = target_forward(input_ids=inputs, use_cache=False).logits
+                target_logits = target_logits.float()
                 target_loss = F.cross_entropy(target_logits.flatten(0, 1), labels.flatten())
             if not alone:
                 target.update(target_loss, schedule(step, 0, args.steps))
-            draft_logits = draft_forward(input_ids=inputs, use_cache=False).logits
-            draft_loss = distance(draft_logits, target_logits, by_overlap=alone)
+            with autocast:
+                draft_logits = draft_forward(input_ids=inputs, use_cache=False).logits
+            draft_loss = distance(draft_logits.float(), target_logits, by_overlap=alone)
             factor = schedule(step, args.steps, total) * 0.5 if alone else schedule(step, 0, 2 * args.steps)
             draft.update(draft_loss, factor)
             step += 1
@@ -335,7 +340,7 @@ seconds on any machine, not to write your programs.
 - Data: the source files of the Python {python} standard library found on the training machine (tests
   included; generated tables left out), {tokens:.1f} M tokens. The standard library is copyright the Python
   Software Foundation and licensed under the PSF License; passages may be reproduced by the model.
-- Training: `python benchmarks/train_demo_pair.py --steps {steps} --distil-steps {distil_steps} --seed {seed}`,
+- Training: `python benchmarks/train_demo_pair.py{bf16} --steps {steps} --distil-steps {distil_steps} --seed {seed}`,
   {seen:.1f} M tokens seen by the target. {how}
 - Held-out files (2 %, split by path), measured at the end of that command on the saved bfloat16 weights:
   loss of the target {target_loss:.3f}, of the draft {draft_loss:.3f} nats a token; overlap
@@ -369,6 +374,7 @@ def export(
             role=role, layers=config.num_hidden_layers, hidden=config.hidden_size, context=LONG_CONTEXT,
             parameters=sum(p.numel() for p in model.parameters()) / 1e6, python=platform.python_version(),
             tokens=len(ids) / 1e6, steps=args.steps, distil_steps=args.distil_steps, seed=args.seed,
+            bf16=" --bf16" if args.bf16 else "",
             seen=min(step, args.steps) * args.batch_tokens / 1e6, how=how[role], **figures,
         )  # fmt: skip
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -377,15 +383,16 @@ def export(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=1500, help="updates of the target, the draft beside it")
-    parser.add_argument("--distil-steps", type=int, default=250, help="further updates of the draft alone")
-    parser.add_argument("--grow-at", type=int, default=1180, help="update at which the target gets all its layers")
+    parser.add_argument("--steps", type=int, default=4000, help="updates of the target, the draft beside it")
+    parser.add_argument("--distil-steps", type=int, default=400, help="further updates of the draft alone")
+    parser.add_argument("--grow-at", type=int, default=3200, help="update at which the target gets all its layers")
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--layers", type=int, default=30, help="of the target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "demo-pair")
     parser.add_argument("--out", type=Path, default=ROOT / "specdec_cli" / "demo")
     parser.add_argument("--compile", action="store_true", help="torch.compile: a third faster, needs a C++ compiler")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 matrix products: for CPUs that have the units")
     parser.add_argument("--export-only", action="store_true", help="write the folders from the last checkpoint")
     args = parser.parse_args()
     args.cache.mkdir(parents=True, exist_ok=True)

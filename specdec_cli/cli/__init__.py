@@ -1,0 +1,43 @@
+"""The command line: options become settings. Torch is imported by the commands that need it, never here.
+
+One module a subcommand; what several of them take stands in `options`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specdec_cli import __version__
+from specdec_cli.cli.generate import generate
+from specdec_cli.cli.presets import presets
+
+app = typer.Typer(
+    name="specdec",
+    help="Speculative decoding on your own machine: a small draft proposes, the target verifies, the output is "
+    "distributed exactly as the target's.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specdec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command(epilog='Example: specdec generate "def fibonacci(n):" --max-new-tokens 64 --show-draft')(generate)
+app.command(epilog="Example: specdec presets --format json")(presets)

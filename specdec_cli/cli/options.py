@@ -1,0 +1,209 @@
+"""Options that several subcommands take, with the same names, the same help and the same checks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from specdec_cli.errors import InterruptedByUser, UsageError
+from specdec_cli.settings import NO_DRAFT, ModelSettings
+
+T = TypeVar("T")
+MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
+
+
+class Dtype(StrEnum):
+    """Values of --dtype."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def _complete_preset(incomplete: str) -> list[str]:
+    from specdec_cli.presets import preset_files
+
+    return [name for name in preset_files() if name.startswith(incomplete)]
+
+
+def _option(*names: str, panel: str, show_default: bool = True, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=panel, show_default=show_default, **more)
+
+
+# ------------------------------------------------------------------------------------------ models
+PresetOption = Annotated[
+    str | None,
+    _option(
+        "--preset", "-p", panel=MODELS, show_default=False, autocompletion=_complete_preset,
+        help="A pair by name or YAML file (default: demo, unless --target is given).",
+    ),
+]  # fmt: skip
+TargetOption = Annotated[
+    str | None, _option("--target", "-t", panel=MODELS, show_default=False, help="Folder, .gguf file or hub id.")
+]
+DraftOption = Annotated[
+    str | None,
+    _option(
+        "--draft", "-d", panel=MODELS, show_default=False,
+        help="A model with the target's tokenizer, or 'none' for plain decoding.",
+    ),
+]  # fmt: skip
+DraftsOption = Annotated[
+    list[str] | None,
+    _option(
+        "--draft", "-d", panel=MODELS, show_default=False,
+        help="A model with the target's tokenizer; repeatable.",
+    ),
+]  # fmt: skip
+DeviceOption = Annotated[str, _option("--device", panel=MODELS, help="auto, cpu, cuda, cuda:1, mps.")]
+DraftDeviceOption = Annotated[
+    str | None, _option("--draft-device", panel=MODELS, show_default=False, help="The draft's device, if another.")
+]
+DtypeOption = Annotated[
+    Dtype, _option("--dtype", panel=MODELS, help="auto: the checkpoint's where it is fast here, else float32.")
+]
+DraftDtypeOption = Annotated[
+    Dtype | None, _option("--draft-dtype", panel=MODELS, show_default=False, help="The draft's type, if another.")
+]
+RevisionOption = Annotated[
+    str | None, _option("--revision", panel=MODELS, show_default=False, help="Hub branch, tag or commit.")
+]
+DraftRevisionOption = Annotated[
+    str | None, _option("--draft-revision", panel=MODELS, show_default=False, help="The same for the draft.")
+]
+OfflineOption = Annotated[bool, _option("--offline", panel=MODELS, help="Never touch the network.")]
+TrustOption = Annotated[bool, _option("--trust-remote-code", panel=MODELS, help="Run a checkpoint's own Python code.")]
+
+# ---------------------------------------------------------------------------------------- sampling
+TemperatureOption = Annotated[float, _option("--temperature", panel=SAMPLING, help="0 is greedy.")]
+TopKOption = Annotated[int, _option("--top-k", panel=SAMPLING, help="Keep the k most likely tokens; 0: all.")]
+TopPOption = Annotated[
+    float, _option("--top-p", panel=SAMPLING, help="Keep the most likely tokens up to this mass; 1: all.")
+]
+MinPOption = Annotated[
+    float,
+    _option("--min-p", panel=SAMPLING, help="Keep tokens at least this likely, relative to the best; 0: all."),
+]
+PenaltyOption = Annotated[
+    float,
+    _option("--repetition-penalty", panel=SAMPLING, help="Divides the logits of tokens already seen; 1: off."),
+]
+SeedOption = Annotated[
+    int | None,
+    _option(
+        "--seed", panel=SAMPLING, show_default=False, help="Same seed, same text; without it a new one, told in JSON."
+    ),
+]
+
+# ------------------------------------------------------------------------------------------ output
+OutputOption = Annotated[
+    Path | None,
+    _option("--output", "-o", panel=OUTPUT, show_default=False, help="Write there instead of stdout."),
+]
+QuietOption = Annotated[
+    bool, _option("--quiet", "-q", panel=OUTPUT, help="No notes, no progress and no summary on stderr.")
+]
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """One --draft.
+
+    Attributes:
+        name: as the user gave it.
+        model: how its checkpoint is loaded; None for a source that is no model.
+    """
+
+    name: str
+    model: ModelSettings | None
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A target and what drafts for it, from options and preset.
+
+    Attributes:
+        k: the preset's, or the default.
+    """
+
+    target: ModelSettings
+    drafts: tuple[DraftChoice, ...]
+    k: int
+
+
+def choose_models(
+    *,
+    preset: str | None,
+    target: str | None,
+    drafts: Sequence[str],
+    device: str = "auto",
+    draft_device: str | None = None,
+    dtype: Dtype = Dtype.auto,
+    draft_dtype: Dtype | None = None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> ModelChoice:
+    """Join the model options with the preset that they stand beside.
+
+    Raises:
+        UsageError: --preset beside --target, or a target without a draft.
+    """
+    from specdec_cli.presets import DEFAULT, load_preset
+
+    if preset is not None and target is not None:
+        raise UsageError("--preset and --target are given both: choose one (--draft may stand beside either)")
+    pair = load_preset(preset or DEFAULT) if target is None else None
+    if not drafts and pair is None:
+        raise UsageError(f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT}")
+    own_draft = pair is not None and not drafts
+    if offline:  # read when the libraries are imported, which is only later
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    target_settings = ModelSettings(
+        source=target or (pair.target if pair else ""),
+        revision=revision or (pair.revision if pair else None),
+        device=device, dtype=dtype.value, offline=offline, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+
+    def draft_settings(source: str) -> ModelSettings | None:
+        if source == NO_DRAFT:
+            return None
+        return ModelSettings(
+            source=source,
+            revision=draft_revision or (pair.draft_revision if pair and own_draft else None),
+            device=draft_device or device, dtype=(draft_dtype or dtype).value,
+            offline=offline, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+
+    names = list(drafts) or [pair.draft if pair else NO_DRAFT]
+    chosen = tuple(DraftChoice(name, draft_settings(name)) for name in dict.fromkeys(names))
+    return ModelChoice(target_settings, chosen, pair.k if pair else 4)
+
+
+def silence_libraries(quiet: bool) -> None:
+    """No progress bars of transformers' and the hub's where nobody watches; read when they are imported."""
+    if quiet or not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def reader_may_leave(run: Callable[[T], int], request: T) -> int:
+    """Run a command; `| head` closing the pipe is no error, and not the exit code 1 that Typer makes of it."""
+    try:
+        return run(request)
+    except KeyboardInterrupt as error:  # Typer would end with 130, but silently
+        raise InterruptedByUser("interrupted") from error
+    except BrokenPipeError:
+        # Whatever is still buffered has nowhere to go, and Python would complain about that when it exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.stderr.fileno())
+        return 0
