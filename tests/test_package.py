@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specdec_cli.prompts import builtin_names
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -25,10 +27,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_wheel_brings_presets_and_the_demo_pair(wheel: Path) -> None:
+def test_the_wheel_brings_presets_prompts_and_the_demo_pair(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "presets").glob("*.yaml"):
         assert f"specdec_cli/presets_data/{path.name}" in names
+    for name in builtin_names():
+        assert f"specdec_cli/prompt_sets/{name}.jsonl" in names
     for role in ("target", "draft"):
         for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"):
             assert f"specdec_cli/demo/{role}/{file}" in names

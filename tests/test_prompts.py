@@ -1,14 +1,15 @@
-"""Prompts from text and from files: lines, JSONL in its three forms, and every way in which a file can be wrong."""
+"""Prompts from text and from files: lines, JSONL in its forms, the built-in sets, and each way to be wrong."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from specdec_cli.errors import UsageError
-from specdec_cli.prompts import Prompt, from_text, read_prompts
+from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, from_text, read_prompts
 
 USER = {"role": "user", "content": "What is it?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -41,6 +42,11 @@ def refusal(path: Path) -> str:
         ("\n\none\n   \n\t\ntwo\n\n", ["one", "two"]),
         ("  indented\n", ["  indented"]),
         ('say {"a": 1}\n', ['say {"a": 1}']),
+        ("{x | x > 0} is\na set\n", ["{x | x > 0} is", "a set"]),
+        ("{\n  return 1;\n", ["{", "  return 1;"]),
+        ('{"name": "Ann", "age":\n{"prompt": "one"}\n', ['{"name": "Ann", "age":', '{"prompt": "one"}']),
+        ('{"name": "Ann"}\n', ['{"name": "Ann"}']),
+        ("[" * 9999, ["[" * 9999]),
         ("größer als 中文 😀\n", ["größer als 中文 😀"]),
         ("\ufeffone\ntwo\n", ["one", "two"]),
     ],
@@ -72,7 +78,7 @@ def test_only_line_ends_separate_prompts(tmp_path: Path, separator: str, jsonl: 
     ids=["prompt", "prompt-of-two-lines", "turns", "one-message", "messages", "message-with-more-keys"],
 )
 def test_jsonl_in_its_three_forms(tmp_path: Path, name: str, record: dict[str, object], expected: Prompt) -> None:
-    """Known by the first line or by the suffix; further keys are somebody else's."""
+    """Known by the suffix, or by the first line; further keys are somebody else's."""
     line = json.dumps(record)
     assert read_prompts(write(tmp_path, f"{line}\n\n{line}\n", name)) == [expected, expected]
 
@@ -83,14 +89,24 @@ def test_forms_can_be_mixed_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> 
     assert read_prompts(path) == [Prompt(("one",)), Prompt(("two", "three")), Prompt((USER["content"],), (SYSTEM,))]
 
 
+@pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
 @pytest.mark.parametrize(
     ("line", "column"),
     [('{"prompt": "two"', 17), ('{"prompt": two}', 12), ("two", 1), ('{"prompt": "two"} x', 19)],
 )
-def test_bad_json_is_told_by_line_and_column(tmp_path: Path, line: str, column: int) -> None:
-    message = refusal(write(tmp_path, '{"prompt": "one"}\n\n' + line + "\n", "p.jsonl"))
+def test_bad_json_is_told_by_line_and_column(tmp_path: Path, line: str, column: int, name: str) -> None:
+    """Also in a file that only its first line shows to be JSONL."""
+    message = refusal(write(tmp_path, '{"prompt": "one"}\n\n' + line + "\n", name))
     assert "line 3 " in message
     assert message.endswith(f"at column {column}")
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 99_999, '{"prompt": "two", "id": ' + "1" * 5000 + "}"], ids=["deep", "long number"]
+)
+def test_json_beyond_what_python_reads_is_told_by_line(tmp_path: Path, line: str) -> None:
+    message = refusal(write(tmp_path, '{"prompt": "one"}\n' + line + "\n", "p.jsonl"))
+    assert "line 2 is JSON beyond what Python reads" in message
 
 
 @pytest.mark.parametrize("line", ['["one"]', '"one"', "1", "null", "true"])
@@ -186,3 +202,82 @@ def test_a_typed_prompt_of_white_space_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="the prompt from the pipe is empty: give it as an argument") as raised:
         from_text(text, " from the pipe")
     assert raised.value.exit_code == 2
+
+
+# ---------------------------------------------------------------------------------- files of benchmarks
+def test_question_files_keep_categories_and_turns(tmp_path: Path) -> None:
+    """The form of Spec-Bench's and MT-Bench's question.jsonl; MT-Bench adds reference answers to some."""
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Write a letter.", "Now make it shorter."]},
+        {"question_id": 101, "category": "reasoning", "turns": ["Who is first?", "Why?"], "reference": ["Ann", ""]},
+        {"question_id": 241, "category": "translation", "turns": ["Translate: Guten Tag"]},
+    ]
+    path = write(tmp_path, "\n".join(map(json.dumps, lines)), "question.jsonl")
+    assert read_prompts(path) == [
+        Prompt(("Write a letter.", "Now make it shorter."), category="writing"),
+        Prompt(("Who is first?", "Why?"), category="reasoning"),
+        Prompt(("Translate: Guten Tag",), category="translation"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "category"),
+    [
+        ({"task_id": "HumanEval/0", "entry_point": "f", "canonical_solution": "    pass\n", "test": "pass"}, "code"),
+        ({"task_id": "HumanEval/1", "category": "sorting"}, "sorting"),
+        ({"task_id": "other/1"}, ""),
+        ({"task_id": 7}, ""),
+        ({"category": " open\n  qa "}, "open qa"),
+        ({"category": ""}, ""),
+        ({"category": None}, ""),
+        ({"category": ["chat"]}, ""),
+        ({"category": "\ud800"}, ""),
+    ],
+)
+@pytest.mark.parametrize("form", [{"prompt": "x"}, {"turns": ["x"]}, {"messages": [{**USER, "content": "x"}]}], ids=str)
+def test_a_category_is_kept_where_it_is_known(
+    tmp_path: Path, form: dict[str, object], more: dict[str, object], category: str
+) -> None:
+    path = write(tmp_path, json.dumps({**more, **form}), "p.jsonl")
+    assert read_prompts(path) == [Prompt(("x",), category=category)]
+
+
+# ------------------------------------------------------------------------------------ built-in sets
+KINDS = ("chat", "code", "math", "summarisation", "qa", "translation", "creative")
+
+
+def test_the_mixed_set_has_every_category_in_turn() -> None:
+    prompts = builtin_prompts("mixed")
+    categories = [prompt.category for prompt in prompts]
+    assert len(prompts) >= 42
+    assert all(count >= 6 for count in Counter(categories).values())
+    for start in range(0, len(prompts), len(KINDS)):  # so that any --limit is as even as it can be
+        assert categories[start : start + len(KINDS)] == list(KINDS)
+
+
+def test_the_code_set_goes_on_from_a_few_lines() -> None:
+    prompts = builtin_prompts("code")
+    assert len(prompts) >= 24
+    for prompt in prompts:
+        (text,) = prompt.turns
+        assert prompt.category == "code"
+        assert 2 <= len(text.split("\n")) <= 12
+        assert text == text.rstrip(), "a blank at the end would be tokenised unlike the text that follows"
+
+
+def test_summaries_have_their_text_with_them() -> None:
+    for prompt in builtin_prompts("mixed"):
+        words = len(prompt.turns[0].split())
+        assert words > {"summarisation": 120, "qa": 70}.get(prompt.category, 0)
+        assert words < 230
+
+
+def test_no_two_prompts_are_equal() -> None:
+    texts = Counter(prompt.turns for name in builtin_names() for prompt in builtin_prompts(name))
+    assert set(texts.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["", "Mixed", "mixed.jsonl", "../prompt_sets/mixed"])
+def test_an_unknown_set_lists_the_known(name: str) -> None:
+    with pytest.raises(UsageError, match=r"is no built-in set; there are: code, mixed$"):
+        builtin_prompts(name)
