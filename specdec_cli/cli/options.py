@@ -38,6 +38,11 @@ def _option(*names: str, panel: str, show_default: bool = True, **more: Any) -> 
     return typer.Option(*names, rich_help_panel=panel, show_default=show_default, **more)
 
 
+def flag(*names: str, panel: str | None = None, help: str) -> Any:
+    """An option that is given or not; Typer's help would name it a <bool>, as though it took a value."""
+    return typer.Option(*names, rich_help_panel=panel, metavar="", help=help)
+
+
 # ------------------------------------------------------------------------------------------ models
 PresetOption = Annotated[
     str | None,
@@ -68,7 +73,12 @@ DraftDeviceOption = Annotated[
     str | None, _option("--draft-device", panel=MODELS, show_default=False, help="The draft's device, if another.")
 ]
 DtypeOption = Annotated[
-    Dtype, _option("--dtype", panel=MODELS, help="auto: the checkpoint's where it is fast here, else float32.")
+    Dtype,
+    _option(
+        "--dtype",
+        panel=MODELS,
+        help="auto: the preset's, else the checkpoint's where it is fast here, else float32.",
+    ),
 ]
 DraftDtypeOption = Annotated[
     Dtype | None, _option("--draft-dtype", panel=MODELS, show_default=False, help="The draft's type, if another.")
@@ -79,8 +89,8 @@ RevisionOption = Annotated[
 DraftRevisionOption = Annotated[
     str | None, _option("--draft-revision", panel=MODELS, show_default=False, help="The same for the draft.")
 ]
-OfflineOption = Annotated[bool, _option("--offline", panel=MODELS, help="Never touch the network.")]
-TrustOption = Annotated[bool, _option("--trust-remote-code", panel=MODELS, help="Run a checkpoint's own Python code.")]
+OfflineOption = Annotated[bool, flag("--offline", panel=MODELS, help="Never touch the network.")]
+TrustOption = Annotated[bool, flag("--trust-remote-code", panel=MODELS, help="Run a checkpoint's own Python code.")]
 
 # ---------------------------------------------------------------------------------------- sampling
 TemperatureOption = Annotated[float, _option("--temperature", panel=SAMPLING, help="0 is greedy.")]
@@ -109,7 +119,7 @@ OutputOption = Annotated[
     _option("--output", "-o", panel=OUTPUT, show_default=False, help="Write there instead of stdout."),
 ]
 QuietOption = Annotated[
-    bool, _option("--quiet", "-q", panel=OUTPUT, help="No notes, no progress and no summary on stderr.")
+    bool, flag("--quiet", "-q", panel=OUTPUT, help="No notes, no progress and no summary on stderr.")
 ]
 
 
@@ -166,12 +176,13 @@ def choose_models(
     if not drafts and pair is None:
         raise UsageError(f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT}")
     own_draft = pair is not None and not drafts
+    wanted = pair.dtype if pair is not None and dtype is Dtype.auto else dtype.value
     if offline:  # read when the libraries are imported, which is only later
         os.environ["HF_HUB_OFFLINE"] = "1"
     target_settings = ModelSettings(
         source=target or (pair.target if pair else ""),
         revision=revision or (pair.revision if pair else None),
-        device=device, dtype=dtype.value, offline=offline, trust_remote_code=trust_remote_code,
+        device=device, dtype=wanted, offline=offline, trust_remote_code=trust_remote_code,
     )  # fmt: skip
 
     def draft_settings(source: str) -> ModelSettings | None:
@@ -180,7 +191,7 @@ def choose_models(
         return ModelSettings(
             source=source,
             revision=draft_revision or (pair.draft_revision if pair and own_draft else None),
-            device=draft_device or device, dtype=(draft_dtype or dtype).value,
+            device=draft_device or device, dtype=wanted if draft_dtype is None else draft_dtype.value,
             offline=offline, trust_remote_code=trust_remote_code,
         )  # fmt: skip
 

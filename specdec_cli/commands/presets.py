@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from specdec_cli.errors import UsageError
 from specdec_cli.presets import preset_files, read_preset, user_folder
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import to_json
@@ -11,13 +12,20 @@ from specdec_cli.reports.tables import presets_table
 
 
 def run(output_format: str) -> int:
-    """List every preset; the exit code."""
-    presets = [read_preset(path) for _, path in sorted(preset_files().items())]
+    """List every preset; the exit code: 1 where a file is not valid, after all those that are."""
+    presets, faults = [], []
+    for _, path in sorted(preset_files().items()):
+        try:
+            presets.append(read_preset(path))
+        except UsageError as error:
+            faults.append(str(error))
+    err = PipeConsole(stderr=True, highlight=False)
     if output_format == "json":
         sys.stdout.write(to_json([{**vars(p), "memory_gb": p.memory_gb} for p in presets], indent=2) + "\n")
-        return 0
-    console = PipeConsole(highlight=False)
-    console.print(presets_table(presets))
-    note = f"Memory: both models' weights in the type they are stored in. Your own presets: {user_folder()}"
-    PipeConsole(stderr=True, highlight=False).print(note, style="dim", markup=False)
-    return 0
+    else:
+        PipeConsole(highlight=False).print(presets_table(presets))
+        note = f"Memory: both models' weights, without caches. Your own presets: {user_folder()}"
+        err.print(note, style="dim", markup=False)
+    for fault in faults:
+        err.print(f"specdec: {fault}", markup=False, soft_wrap=True)
+    return 1 if faults else 0
