@@ -26,6 +26,7 @@ from specdec_cli.runtime.compatibility import (
     require_same_vocabulary,
 )
 from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.text import encode_chat
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
@@ -388,6 +389,13 @@ def test_a_recurrent_model_is_refused_by_its_role(role: str, folder: Folder, tmp
             "the chat templates render differently; the target's is used for both",
             id="one refuses",
         ),
+        pytest.param(
+            CHAT,
+            "{{ 'a' + 1 }}",
+            "the chat templates render differently; the target's is used for both",
+            id="one has a mistake",
+        ),
+        pytest.param("{{ 'a' + 1 }}", "{{ 'b' + 1 }}", None, id="the same mistake"),
     ],
 )
 def test_chat_templates(target: str | None, draft: str | None, note: str | None, folder: Folder) -> None:
@@ -397,6 +405,32 @@ def test_chat_templates(target: str | None, draft: str | None, note: str | None,
         folder(tokenizer=tiny.byte_tokenizer(chat_template=draft), seed=1),
     )
     assert notes_on(pair) == ([] if note is None else [note])
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no\\n  system message') }}", "no system message"),
+        ("{{ messages[9].content }}", "list object has no element 9"),
+        ("{% for m in", "unexpected 'end of template'"),
+        ("{{ ''.__class__.mro() }}", "access to attribute '__class__' of 'str' object is unsafe."),
+        ("{{ 'a' + 1 }}", 'TypeError: can only concatenate str (not "int") to str'),
+        ("{{ 'a'.index('b') }}", "ValueError: substring not found"),
+        ("{{ 'a'.encode('nope') }}", "LookupError: unknown encoding: nope"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ range(10 ** 9) }}", "OverflowError: Range too big."),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_a_template_that_cannot_render_is_told_in_one_line(template: str, reason: str) -> None:
+    """Whether it refuses on purpose or has a mistake of its own, which Python reports in its own words."""
+    tokenizer = tiny.byte_tokenizer(chat_template=template)
+    with pytest.raises(UsageError) as raised:
+        encode_chat(tokenizer, [{"role": "user", "content": "x"}])
+    message = str(raised.value)
+    assert message.startswith(f"the target's chat template refuses this conversation ({reason}")
+    assert message.endswith("; use --raw to send plain text")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["bos_token", "eos_token"])

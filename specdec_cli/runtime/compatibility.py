@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec_cli.errors import IncompatiblePairError
+from specdec_cli.runtime.text import render_chat
 
 SHOWN = 5
 
@@ -119,15 +120,12 @@ def describe_differences(
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase) -> str:
-    from jinja2 import TemplateError
-
     dialogue = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi"},
         {"role": "user", "content": "Bye"},
     ]
     try:
-        text: str = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+        return render_chat(tokenizer, dialogue)
+    except ValueError as error:
         return f"refused: {error}"
-    return text

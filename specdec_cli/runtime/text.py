@@ -76,13 +76,29 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
     Raises:
         UsageError: the template refuses the conversation (a system message in Gemma's, say).
     """
-    from jinja2 import TemplateError
-
     try:
-        text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+        text = render_chat(tokenizer, messages)
+    except ValueError as error:
         raise UsageError(
             f"the target's chat template refuses this conversation ({error}); use --raw to send plain text"
         ) from error
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+    """A conversation as the model reads it, up to where the assistant's answer begins.
+
+    Raises:
+        ValueError: the template refuses it, on purpose or by an error of its own; the message is one line.
+    """
+    from jinja2 import TemplateError
+
+    # A template is a small program: it adds, indexes and calls, and Python's errors for these come out as they are.
+    mistakes = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+    try:
+        text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, *mistakes) as error:
+        name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+        raise ValueError(name + " ".join(str(error).split())) from error
+    return str(text)
