@@ -124,7 +124,7 @@ def _from_json(line: str, where: str) -> Prompt:
 
 
 def _category(record: dict[str, Any]) -> str:
-    category = record.get("category")
+    category: Any = record.get("category")
     if _is_text(category):
         return " ".join(category.split())
     return "code" if str(record.get("task_id", "")).startswith("HumanEval") else ""

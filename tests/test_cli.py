@@ -33,6 +33,7 @@ import specdec_cli
 from specdec_cli.__main__ import main
 from specdec_cli.cli import app
 from specdec_cli.commands import generate
+from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pair import Pair, load_pair
 from specdec_cli.runtime.sources import Report
@@ -253,6 +254,8 @@ def test_every_option_has_help_and_every_command_an_example(specdec: Specdec, na
     words = shlex.split(example.removeprefix("Example: "))
     assert words[:2] == ["specdec", name]
     parser.make_context(name, words[2:])  # raises where an option or a value is unknown
+    # Flags take no value; --help is Typer's own.
+    assert [line for line in out.splitlines() if "<bool>" in line and "--help" not in line] == []
 
 
 def test_the_example_of_generate_works_with_the_embedded_pair(specdec: Specdec) -> None:
@@ -757,12 +760,14 @@ def test_jsonl_is_a_line_and_json_a_list_item_for_each_prompt(
     assert [one["prompt_tokens"] for one in listed] == [len("first prompt"), len("second")]
 
 
-def test_text_is_each_answer_and_nothing_else(specdec: Specdec, checkpoints: Models, two_prompts: Path) -> None:
+def test_text_is_each_answer_with_a_blank_line_between_them(
+    specdec: Specdec, checkpoints: Models, two_prompts: Path
+) -> None:
     options = checkpoints.pair(*SAMPLED)
     answers = [one["text"] for one in records(specdec, "--prompts", two_prompts, *options)]
     code, out, err = specdec("generate", "--prompts", two_prompts, *options)
     assert code == 0
-    assert out == "".join(map(with_line_end, answers))
+    assert out == "\n".join(map(with_line_end, answers))
     assert err.count(" tokens in ") == 2 * 2
     assert "alpha" in err
 
@@ -857,6 +862,32 @@ def test_a_note_is_one_line_however_narrow_the_terminal(
     assert len(note) > 80
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (
+            (1, 1, 1, 1),
+            ["1 token in 2.00 s", "prompt 1 token in 10 ms", "1 round, 1.00 tokens a round; 0 of 1 drafted t"],
+        ),
+        (
+            (2, 5, 2, 3),
+            ["2 tokens in 2.00 s", "prompt 5 tokens in 10 ms", "2 rounds, 1.00 tokens a round; 0 of 3 drafted t"],
+        ),
+    ],
+)
+def test_the_summary_counts_in_words_that_fit(counts: tuple[int, int, int, int], expected: list[str]) -> None:
+    new_tokens, prompt_tokens, rounds, drafted = counts
+    timings = {"decode_s": 2.0, "prefill_s": 0.01, "tokens_per_s": 0.5, "draft_s": 1, "verify_s": 1, "other_s": 0}
+    summary = generation_summary(
+        {
+            "new_tokens": new_tokens, "prompt_tokens": prompt_tokens, "rounds": rounds, "drafted": drafted,
+            "accepted": 0, "alpha": None, "tokens_per_round": new_tokens / rounds, "timings": timings,
+        }
+    ).plain  # fmt: skip
+    assert all(part in summary for part in expected)
+    assert f"drafted token{'s' * (drafted > 1)} accepted" in summary
+
+
 # --show-draft
 
 
@@ -893,12 +924,22 @@ def test_with_colours_there_are_no_marks(specdec: Specdec, checkpoints: Models, 
 
 
 @pytest.mark.usefixtures("colours")
-@pytest.mark.parametrize("options", [("--format", "json"), ("--format", "jsonl")], ids=" ".join)
-def test_json_has_no_colours(specdec: Specdec, checkpoints: Models, options: tuple[str, ...]) -> None:
-    code, out, _ = specdec("generate", PROMPT, *checkpoints.pair("-n", "8", "--show-draft", *options))
+@pytest.mark.parametrize("output_format", ["json", "jsonl"])
+def test_json_has_no_colours(specdec: Specdec, checkpoints: Models, output_format: str) -> None:
+    code, out, _ = specdec("generate", PROMPT, *checkpoints.pair("-n", "8", "--format", output_format))
     assert code == 0
     assert "\x1b" not in out
     check_consistent(json.loads(out))
+
+
+@pytest.mark.parametrize("output_format", ["json", "jsonl"])
+def test_marks_are_for_text_only(specdec: Specdec, output_format: str) -> None:
+    """Before anything is loaded: the target is not there."""
+    options = ("--target", "nowhere", "--draft", "none", "--show-draft", "--format", output_format)
+    code, out, err = specdec("generate", PROMPT, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"specdec: --show-draft marks text, and --format {output_format} tells the same as")
+    assert "'provenance'" in err
 
 
 @pytest.mark.usefixtures("colours")

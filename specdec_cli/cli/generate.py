@@ -33,7 +33,7 @@ def generate(
         typer.Option(help="File of prompts: lines, or JSONL with prompt, messages or turns.", show_default=False),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message of the conversation.", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
+    raw: Annotated[bool, o.flag("--raw", help="Send the prompt as it is, without the chat template.")] = False,
     preset: o.PresetOption = None,
     target: o.TargetOption = None,
     draft: o.DraftOption = None,
@@ -67,11 +67,11 @@ def generate(
         typer.Option(help="Text that ends the output and is cut off; repeatable.", show_default=False),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Run on past the model's end token, to the length limit.")
+        bool, o.flag("--ignore-eos", help="Run on past the model's end token, to the length limit.")
     ] = False,
     show_draft: Annotated[
         bool,
-        typer.Option("--show-draft", help="Colour the text by where it came from.", rich_help_panel=o.OUTPUT),
+        o.flag("--show-draft", panel=o.OUTPUT, help="Colour the text by where it came from."),
     ] = False,
     output_format: Annotated[
         TextFormat, typer.Option("--format", help="What goes to stdout.", rich_help_panel=o.OUTPUT)
@@ -106,6 +106,10 @@ def generate(
             check_writable(path, option)
     if output is not None and trace is not None and output.resolve() == trace.resolve():
         raise UsageError("--output and --trace name the same file: choose two")
+    if show_draft and output_format is not TextFormat.text:
+        raise UsageError(
+            f"--show-draft marks text, and --format {output_format.value} tells the same as 'provenance': leave it out"
+        )
     if prompts is not None:
         if prompt is not None:
             raise UsageError("a prompt and --prompts are given both: choose one")

@@ -112,6 +112,8 @@ def run(request: GenerateRequest) -> int:
             err.print(legend(PipeConsole(file=out)))
         try:
             for turn in _turns(request, pair):
+                if records:
+                    shown.write("\n")  # a blank line between answers
                 printer = TextPrinter(
                     shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
                 )

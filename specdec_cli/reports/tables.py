@@ -17,14 +17,15 @@ def generation_summary(record: dict[str, Any]) -> Text:
     """One generation in two or three lines."""
     timings = record["timings"]
     speed = timings["tokens_per_s"]
-    head = f"{record['new_tokens']} tokens in {_seconds(timings['decode_s'])}"
+    head = f"{_count(record['new_tokens'], 'token')} in {_seconds(timings['decode_s'])}"
     if speed:
         head += f", {speed:.1f} tokens/s"
-    lines = [head + f"; prompt {record['prompt_tokens']} tokens in {_seconds(timings['prefill_s'])}"]
+    lines = [head + f"; prompt {_count(record['prompt_tokens'], 'token')} in {_seconds(timings['prefill_s'])}"]
     if record["drafted"]:
-        accepted = f"{record['accepted']} of {record['drafted']} drafted tokens accepted"
+        accepted = f"{record['accepted']} of {_count(record['drafted'], 'drafted token')} accepted"
         alpha = "" if record["alpha"] is None else f", alpha {record['alpha']:.2f}"
-        lines.append(f"{record['rounds']} rounds, {record['tokens_per_round']:.2f} tokens a round; {accepted}{alpha}")
+        rounds = f"{_count(record['rounds'], 'round')}, {record['tokens_per_round']:.2f} tokens a round"
+        lines.append(f"{rounds}; {accepted}{alpha}")
         shares = [(name, timings[f"{name}_s"]) for name in ("draft", "verify", "other")]
         total = sum(seconds for _, seconds in shares) or 1.0
         lines.append("time: " + ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in shares))
@@ -62,6 +63,10 @@ def _model(name: str, parameters: float | None) -> Text:
 
 def _gigabytes(gigabytes: float) -> str:
     return f"{gigabytes:.1f} GB" if gigabytes >= 1 else f"{gigabytes * 1000:.0f} MB"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _seconds(seconds: float) -> str:
