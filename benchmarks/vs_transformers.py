@@ -1,11 +1,14 @@
 """specdec beside transformers' own generation, in one process, in turn, set to be comparable.
 
-Plain decoding against `generate(do_sample=False)`, speculative decoding against assisted generation with a constant
-number of assistant tokens and no confidence threshold (both are read from the assistant's generation config; values
-given to `generate` are ignored). Same models, number type and threads; every arm is run once for each prompt in each
-turn, in rotating order, so that a drift of the machine hits all of them. Prefill is in all figures alike.
+Plain decoding against `generate`, speculative decoding against assisted generation with a constant number of assistant
+tokens and no confidence threshold (both are read from the assistant's generation config; values given to `generate`
+are ignored). What a checkpoint's own generation config asks for (penalties, end tokens, at which an assistant stops
+drafting) is put aside on both sides. Same models, number type and threads; every arm is run once for each prompt in
+each turn, in rotating order, so that a drift of the machine hits all of them. Prefill is in all figures alike, and
+every arm makes exactly the tokens asked for.
 
-Prints tokens a second (geometric mean over prompts) and ratios pair by pair, with their range. Nothing is asserted.
+Prints tokens a second (geometric mean over prompts and turns) and ratios pair by pair, with their range; at
+temperature 0 also which arms wrote another text than `generate` (in 16 bit, near ties may differ).
 
     python benchmarks/vs_transformers.py                                         # the demo pair
     python benchmarks/vs_transformers.py -t TARGET -d DRAFT --k 2,4,8 --dtype bfloat16
@@ -16,19 +19,20 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import GenerationConfig, PreTrainedModel
 
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pair import Pair, load_pair
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
@@ -37,62 +41,76 @@ PROMPTS = (
     "Write a class Stack with push, pop and peek.",
     "def read_lines(path):",
 )
+Arm = Callable[[list[int], int], list[int]]  # prompt ids, seed -> new ids
 
 
-def specdec_arm(pair: Pair, drafter: Drafter, k: int, tokens: int, sampling: SamplingSettings) -> Callable[..., int]:
-    def run(prompt: list[int], seed: int) -> int:
+def specdec_arm(pair: Pair, drafter: Drafter, k: int, tokens: int, sampling: SamplingSettings) -> Arm:
+    """specdec's loop; `k` counts where the drafter proposes anything."""
+
+    def run(prompt: list[int], seed: int) -> list[int]:
         generation = Generation(
             pair.target, drafter, prompt, num_draft_tokens=k, sampling=sampling, stopping=Stopping(tokens), seed=seed
         )
         for _ in generation:
             pass
-        return len(generation.token_ids)
+        return generation.token_ids
 
     return run
 
 
-def transformers_arm(pair: Pair, k: int | None, tokens: int, temperature: float) -> Callable[..., int]:
+def transformers_arm(
+    target: PreTrainedModel, assistant: PreTrainedModel | None, k: int, tokens: int, temperature: float
+) -> Arm:
+    """transformers' `generate`; assisted with K = `k` where there is an assistant."""
     options: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-    if k is not None:
-        assert pair.draft_checkpoint is not None
-        assistant = pair.draft_checkpoint.model
-        assistant.generation_config.num_assistant_tokens = k
-        assistant.generation_config.num_assistant_tokens_schedule = "constant"
-        assistant.generation_config.assistant_confidence_threshold = 0.0
 
-    def run(prompt: list[int], seed: int) -> int:
+    def run(prompt: list[int], seed: int) -> list[int]:
+        # What a config leaves out, `generate` takes from the model's own, and a draft stops at its own end tokens.
+        target.generation_config = GenerationConfig(pad_token_id=0)
+        if assistant is not None:
+            assistant.generation_config = GenerationConfig(
+                pad_token_id=0,
+                num_assistant_tokens=k,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
         torch.manual_seed(seed)
-        extra = dict(options)
-        if k is not None:
-            config = pair.draft_checkpoint.model.generation_config  # type: ignore[union-attr]
-            config.num_assistant_tokens = k
-            extra["assistant_model"] = pair.draft_checkpoint.model  # type: ignore[union-attr]
-        ids = torch.tensor([prompt], device=pair.target.device)
-        output = pair.checkpoint.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
-            eos_token_id=None, pad_token_id=0, **extra,
-        )  # fmt: skip
-        return int(output.shape[1]) - len(prompt)
+        ids = torch.tensor([prompt], device=target.device)
+        output: Any = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, assistant_model=assistant, **options
+        )
+        new_ids: list[int] = output[0, len(prompt) :].tolist()
+        return new_ids
 
     return run
 
 
-def measure(arms: dict[str, Callable[..., int]], prompts: Sequence[list[int]], turns: int) -> dict[str, list[float]]:
-    """Tokens a second of every arm, one figure a prompt and turn, in the same order for all."""
+def measure(
+    arms: dict[str, Arm], prompts: Sequence[list[int]], tokens: int, turns: int, clock: Callable[[], float]
+) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
+    """Tokens a second of every arm, one figure a prompt and turn in the same order for all, and the ids they made.
+
+    Raises:
+        SystemExit: an arm made fewer or more tokens than asked for, so that the figures would not compare.
+    """
     for run in arms.values():
         run(prompts[0], 0)  # warm-up
     speeds: dict[str, list[float]] = {name: [] for name in arms}
+    made: dict[str, list[list[int]]] = {name: [] for name in arms}
     names = list(arms)
     for turn in range(turns):
         for number, prompt in enumerate(prompts):
             shift = (turn + number) % len(names)
             for name in names[shift:] + names[:shift]:
-                started = time.perf_counter()
-                made = arms[name](prompt, seed=turn)
-                speeds[name].append(made / (time.perf_counter() - started))
-    return speeds
+                started = clock()
+                ids = arms[name](prompt, turn)
+                speeds[name].append(tokens / (clock() - started))
+                made[name].append(ids)
+                if len(ids) != tokens:
+                    raise SystemExit(f"{name} made {len(ids)} tokens, not {tokens}: give fewer --tokens")
+    return speeds, made
 
 
 def main() -> None:
@@ -109,20 +127,22 @@ def main() -> None:
     target, draft = (ModelSettings(source, dtype=args.dtype) for source in (args.target, args.draft))
     pair = load_pair(target, draft, console.print)
     assert pair.draft is not None
+    assert pair.draft_checkpoint is not None
+    big, small = pair.checkpoint.model, pair.draft_checkpoint.model
     sampling = SamplingSettings(temperature=args.temperature)
     prompts = [pair.encode([{"role": "user", "content": text}], raw=False) for text in PROMPTS]
 
     arms = {
-        "generate": transformers_arm(pair, None, args.tokens, args.temperature),
-        "specdec none": specdec_arm(pair, NoDrafter(pair.target.device), 4, args.tokens, sampling),
+        "generate": transformers_arm(big, None, 0, args.tokens, args.temperature),
+        "specdec none": specdec_arm(pair, NoDrafter(pair.target.device), 0, args.tokens, sampling),
     }
     rows = [("specdec none", "generate")]
     drafter = DraftModel(pair.draft, sampling)
     for k in (int(k) for k in args.k.split(",")):
-        arms[f"assisted K {k}"] = transformers_arm(pair, k, args.tokens, args.temperature)
+        arms[f"assisted K {k}"] = transformers_arm(big, small, k, args.tokens, args.temperature)
         arms[f"specdec K {k}"] = specdec_arm(pair, drafter, k, args.tokens, sampling)
         rows += [(f"specdec K {k}", f"assisted K {k}"), (f"specdec K {k}", "specdec none")]
-    speeds = measure(arms, prompts, args.turns)
+    speeds, made = measure(arms, prompts, args.tokens, args.turns, clock_for(*pair.devices))
 
     console.print(
         f"{args.target} ({str(pair.checkpoint.dtype).removeprefix('torch.')}), draft {args.draft}, temperature "
@@ -139,6 +159,11 @@ def main() -> None:
         span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
         table.add_row(name, speed, other, f"{statistics.median(ratios):.2f}", span)
     console.print(table)
+    if args.temperature == 0:
+        others = [name for name in arms if made[name] != made["generate"]]
+        console.print(
+            "text: " + (f"not that of generate: {', '.join(others)}" if others else "the same from every arm")
+        )
 
 
 if __name__ == "__main__":
