@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 LEFT_OUT = "samples"  # raw measurements: hundreds a row, and JSON has them
-INTERVAL = "_ci"
+INTERVALS = ("_ci", "_range")
 
 _MARKDOWN_SPECIAL = re.compile(r"[\\|`*<]")
 
@@ -22,8 +22,8 @@ def flatten(record: Mapping[str, object], prefix: str = "") -> dict[str, object]
     """A nested record as one row.
 
     `{"acceptance": {"alpha": 0.8}}` becomes `{"acceptance.alpha": 0.8}`, and an interval `speedup_ci: [low, high]`
-    two columns, `speedup_ci_low` and `speedup_ci_high`, which are there (as None) also where it is None. Other lists
-    stay lists; `samples` is left out.
+    (or a `_range`) two columns, `speedup_ci_low` and `speedup_ci_high`, which are there, as None, also where it is
+    None. Other lists stay lists; `samples` is left out.
     """
     row: dict[str, object] = {}
     for key, value in record.items():
@@ -32,7 +32,7 @@ def flatten(record: Mapping[str, object], prefix: str = "") -> dict[str, object]
             continue
         if isinstance(value, Mapping):
             row |= flatten(value, f"{name}.")
-        elif key.endswith(INTERVAL):
+        elif key.endswith(INTERVALS):
             low, high = value if isinstance(value, (list, tuple)) else (None, None)
             row |= {f"{name}_low": low, f"{name}_high": high}
         else:

@@ -1,0 +1,285 @@
+"""Measured speedup against K, drawn to a file by matplotlib, or in a terminal by plain characters.
+
+Points are what was measured, curves what the forms say. Drafts differ by colour and by marker, forms by line style, so
+that a grey print tells them apart; the colours (Okabe and Ito) are told apart also by those who see fewer of them.
+
+Matplotlib is an extra and is imported late. Nothing here touches pyplot, and with it global state or a display.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.errors import SpecdecError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+LABEL_WIDTH = 15  # of a text plot
+INSTALL = "pip install 'specdec-cli[plot]'"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+CHARACTERS_PER_INCH = 14  # of the small print
+INK, QUIET, FAINT = "#222222", "#5f5f5f", "#dddddd"
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # a path may hold dollar signs
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "specdec",  # the same data, the same file
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One draft, K and temperature: speedups over plain decoding.
+
+    Attributes:
+        low, high: the interval of the measured one; the same where there is none.
+        closed_form, extended: what the forms say; None where there was too little to say.
+        best: the K to use of this draft at this temperature.
+    """
+
+    draft: str
+    temperature: float
+    k: int
+    speedup: float
+    low: float
+    high: float
+    closed_form: float | None
+    extended: float | None
+    best: bool
+
+
+def check_plot(path: Path, option: str) -> None:
+    """Fail before anything is measured, not after.
+
+    Raises:
+        UsageError: the file's suffix is none that can be drawn.
+        SpecdecError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{option} {path} must end in {' or '.join(SUFFIXES)}, the formats that can be drawn")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise SpecdecError(f"{option} needs matplotlib: {INSTALL}") from error
+
+
+def points_of(results: Sequence[Mapping[str, Any]]) -> dict[float, dict[str, list[Point]]]:
+    """Results over all prompts, by temperature and draft, each by K.
+
+    Where no result of a draft says that it is the best (`best`), the highest is.
+    """
+    found: dict[float, dict[str, list[Point]]] = {}
+    for result in sorted((r for r in results if r["category"] == "all"), key=lambda r: (r["temperature"], r["k"])):
+        speedup = result["speedup"]
+        low, high = result["speedup_ci"] or (speedup, speedup)
+        predicted = result["predicted"]
+        point = Point(
+            result["draft"], result["temperature"], result["k"], speedup, low, high,
+            predicted["closed_form"], predicted["extended"], bool(result.get("best")),
+        )  # fmt: skip
+        found.setdefault(point.temperature, {}).setdefault(point.draft, []).append(point)
+    return found
+
+
+def best_of(points: Sequence[Point]) -> Point:
+    """The one that is marked, else the highest."""
+    return max(points, key=lambda point: (point.best, point.speedup))
+
+
+# -------------------------------------------------------------------------------------------- text
+def text_plot(results: Sequence[Mapping[str, Any]], width: int = 80) -> str:
+    """Bars of plain characters, a block for each temperature and draft, all on one scale.
+
+    A bar of `#` reaches the measured speedup, `=` stand where its interval lies, `c` and `e` at the closed and the
+    extended form's, `|` at break-even; `*` is the K to use.
+    """
+    panels = points_of(results)
+    points = [point for by_draft in panels.values() for drafted in by_draft.values() for point in drafted]
+    highest = max([1.0, *(y for p in points for y in (p.high, p.closed_form, p.extended) if y is not None)])
+    columns = max(10, width - LABEL_WIDTH - 1)
+    lines = []
+    for temperature, by_draft in panels.items():
+        for draft, drafted in by_draft.items():
+            lines.append(f"temperature {temperature:g}, draft {_short(draft, width - 26)}")
+            best = best_of(drafted)
+            for point in drafted:
+                mark = "*" if point is best else " "
+                bar = _bar(point, columns / highest)
+                lines.append(f"{f'K {point.k}':>6} {point.speedup:5.2f}x{mark} {bar}".rstrip())
+            lines.append("")
+    lines += textwrap.wrap("# measured, = its interval, e extended form, c closed form, | break-even, * best", width)
+    return "\n".join(lines)
+
+
+def _bar(point: Point, scale: float) -> str:
+    def column(speedup: float) -> int:
+        return max(0, round(speedup * scale) - 1)
+
+    end = 1 + max(column(y) for y in (1.0, point.high, point.closed_form, point.extended) if y is not None)
+    bar = ["#" if i <= column(point.speedup) else " " for i in range(end)]
+    if point.low < point.high:
+        bar[column(point.low) : column(point.high) + 1] = "=" * (column(point.high) - column(point.low) + 1)
+    for character, speedup in (("|", 1.0), ("c", point.closed_form), ("e", point.extended)):
+        if speedup is not None:
+            bar[column(speedup)] = character
+    return "".join(bar)
+
+
+# ---------------------------------------------------------------------------------------- matplotlib
+def plot_sweep(results: Sequence[Mapping[str, Any]], path: Path, *, machine: str, target: str = "") -> None:
+    """Draw measured speedup against K, one panel a temperature, one colour a draft.
+
+    Args:
+        results: as `bench` and `sweep-k` give them; those over all prompts are drawn.
+        path: a .png or .svg file, see `check_plot`.
+        machine: where and how it was measured, for the line under the heading.
+        target: the target's name, for the heading.
+    """
+    panels = points_of(results)
+    drafts = list(dict.fromkeys(draft for by_draft in panels.values() for draft in by_draft))
+    title = "Speedup against K" + (f", target {_short(target, 30)}" if target else "")
+    with _figure(path, max(7.0, 4.9 * len(panels)), 4.6 + 0.2 * len(drafts), title, machine) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for ax, (temperature, by_draft) in zip(axes, panels.items(), strict=True):
+            _draw_panel(ax, temperature, {draft: by_draft[draft] for draft in drafts if draft in by_draft}, drafts)
+        axes[0].set_ylabel("speedup over plain decoding")
+        _scale_heights(
+            axes, [point for by_draft in panels.values() for points in by_draft.values() for point in points]
+        )
+        _explain_lines(figure, axes[0])
+
+
+def _draw_panel(ax: Axes, temperature: float, by_draft: Mapping[str, Sequence[Point]], drafts: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    ks = sorted({point.k for points in by_draft.values() for point in points})
+    _frame(ax, ks)
+    step = min(0.13, 0.6 / len(by_draft)) * min((b - a for a, b in pairwise(ks)), default=1)
+    entries = []
+    for place, (draft, points) in enumerate(by_draft.items()):
+        number = drafts.index(draft)
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        # Side by side, or the intervals of drafts that are alike would hide each other.
+        _draw_draft(ax, points, colour, marker, (place - (len(by_draft) - 1) / 2) * step)
+        best = best_of(points)
+        label = f"{_short(draft)}: best {best.speedup:.2f}x at K {best.k}"
+        entries.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=6, label=label))
+    ax.legend(
+        handles=entries, title=f"temperature {temperature:g}", alignment="left", loc="lower left",
+        title_fontproperties={"weight": "bold"}, bbox_to_anchor=(-0.015, 1.0), borderaxespad=0.2, handletextpad=0.2,
+    )  # fmt: skip
+
+
+def _draw_draft(ax: Axes, points: Sequence[Point], colour: str, marker: str, aside: float) -> None:
+    end: dict[str, Any] = {"marker": marker, "markevery": [-1], "markerfacecolor": "white", "markersize": 5}
+    forms: list[tuple[str, str, dict[str, Any]]] = [("closed_form", "--", end), ("extended", "-", {})]
+    for form, style, more in forms:
+        known = [point for point in points if getattr(point, form) is not None]
+        ks = [float(point.k) for point in known]
+        heights = [getattr(point, form) for point in known]
+        if len(known) == 1:  # a curve of one point cannot be seen
+            ks, heights = [ks[0] - 0.15, ks[0] + 0.15], heights * 2
+        ax.plot(ks, heights, style, color=colour, linewidth=1.4, alpha=0.85, **more)
+    places = [point.k + aside for point in points]
+    errors = [[p.speedup - p.low for p in points], [p.high - p.speedup for p in points]]
+    ax.errorbar(places, [point.speedup for point in points], yerr=errors, color=colour, **_measured(marker), zorder=3)
+    best = best_of(points)
+    ax.plot(
+        [best.k + aside], [best.speedup], marker, color="none", markeredgecolor=colour, markersize=12,
+        markeredgewidth=1.5, zorder=4,
+    )  # fmt: skip
+
+
+def _measured(marker: str) -> dict[str, Any]:
+    point = {"fmt": marker, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.8}
+    return point | {"elinewidth": 1.4, "capsize": 2.5}
+
+
+def _frame(ax: Axes, ks: Sequence[int]) -> None:
+    ax.axhline(1.0, color=INK, linewidth=1.2, linestyle=":", zorder=1)
+    ax.grid(axis="y", color=FAINT, linewidth=0.7)
+    ax.set_axisbelow(True)
+    ax.set_xlabel("K, tokens drafted a round")
+    span = max(ks) - min(ks)
+    ax.set_xlim(min(ks) - max(0.5, span * 0.05), max(ks) + max(0.5, span * 0.05))
+    ticks: list[int] = []
+    for k in ks:  # as many of them as have room
+        if not ticks or k - ticks[-1] >= span / 16:
+            ticks.append(k)
+    ax.set_xticks(ticks)
+
+
+def _scale_heights(axes: Sequence[Axes], points: Sequence[Point]) -> None:
+    """One scale for all panels, with break-even on it."""
+    heights = [1.0]
+    for point in points:
+        heights += [y for y in (point.low, point.high, point.closed_form, point.extended) if y is not None]
+    low, high = min(heights), max(heights)
+    room = max(0.05, (high - low) * 0.06)
+    axes[0].set_ylim(low - room, high + room)
+    digits = 1 if high - low > 0.6 else 2
+    axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.{digits}f}x")
+
+
+def _explain_lines(figure: Figure, ax: Axes) -> None:
+    from matplotlib.lines import Line2D
+
+    nowhere = [float("nan")]
+    measured = ax.errorbar(nowhere, nowhere, yerr=nowhere, color=QUIET, label="measured, interval", **_measured("o"))
+    lines = [
+        Line2D([], [], color=QUIET, linestyle="-", linewidth=1.4, label="extended form"),
+        Line2D([], [], color=QUIET, linestyle="--", linewidth=1.4, label="closed form"),
+        Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="break-even"),
+    ]
+    figure.legend(handles=[measured, *lines], loc="outside lower left", ncols=4, columnspacing=1.8)
+
+
+@contextmanager
+def _figure(path: Path, width: float, height: float, title: str, subtitle: str) -> Iterator[Figure]:
+    """A figure of so many inches under a heading, written when it is complete."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    lines = textwrap.wrap(subtitle, int(width * CHARACTERS_PER_INCH))
+    head = 0.42 + 0.17 * len(lines)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height + head))
+        engine = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, height / (height + head)), w_pad=0.1, h_pad=0.06)
+        figure.set_layout_engine(engine)
+        left, top = 0.1 / width, 1 - 0.1 / (height + head)
+        figure.text(left, top, title, va="top", fontsize=13, fontweight="bold")
+        figure.text(left, top - 0.28 / (height + head), "\n".join(lines), va="top", fontsize=9, color=QUIET)
+        yield figure
+        drawn = io.BytesIO()
+        kind = path.suffix.lower().removeprefix(".")
+        figure.savefig(drawn, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    path.write_bytes(drawn.getvalue())
+
+
+def _short(name: str, length: int = 40) -> str:
+    """A name that fits a legend: a long path keeps its end."""
+    return name if len(name) <= length else "..." + name[-(length - 3) :]
