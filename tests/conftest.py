@@ -10,13 +10,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
 
 import pytest
+import tiny
 import torch
 from transformers.utils import logging
 
 from specdec_cli.__main__ import main
-from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.pair import Pair
 from specdec_cli.runtime.sources import gguf_as_folder
-from specdec_cli.settings import ModelSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 logging.disable_progress_bar()
@@ -35,11 +35,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 @pytest.fixture(scope="session")
 def demo() -> Pair:
     """The embedded pair in float32 on the CPU."""
-    return load_pair(
-        ModelSettings("demo:target", device="cpu", dtype="float32"),
-        ModelSettings("demo:draft", device="cpu", dtype="float32"),
-        lambda _: None,
-    )
+    return tiny.pair("demo:target", "demo:draft")
 
 
 @pytest.fixture(scope="session")

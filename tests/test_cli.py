@@ -26,7 +26,6 @@ import pytest
 import tiny
 import torch
 import typer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import specdec_cli
@@ -84,13 +83,7 @@ class Models:
 def ascii_tokenizer(characters: str = CHARACTERS, chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """One token a character, in this order, then the end token."""
     alphabet = characters.replace("\n", "Ċ").replace(" ", "Ġ")
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(tiny.END, special=True)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=tiny.END, bos_token=tiny.END)
-    fast.chat_template = chat_template
-    return fast
+    return tiny.tokenizer_of({c: i for i, c in enumerate(alphabet)}, chat_template=chat_template)
 
 
 def ascii_model(noise: float = 0.0, **overrides: Any) -> PreTrainedModel:
@@ -114,15 +107,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Models:
         endless=tiny.save(home / "endless", ascii_model(max_position_embeddings=10**6), ascii_tokenizer(), END_ID),
         swapped=tiny.save(home / "swapped", ascii_model(NOISE), ascii_tokenizer(swapped), END_ID),
     )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Models this small lose by more threads, and a lot where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

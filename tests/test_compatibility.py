@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -25,42 +24,23 @@ from specdec_cli.runtime.compatibility import (
     id_to_token,
     require_same_vocabulary,
 )
-from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.pair import Pair
 from specdec_cli.runtime.text import encode_chat
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.settings import SamplingSettings
 
-ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))
 BYTES, SIZE = tiny.BYTES, tiny.VOCAB_SIZE  # 256 bytes; with the end token 257
-CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+CHAT = tiny.CHAT_TEMPLATE
 NO_TEMPLATE_NOTE = "an instruct and a base model may agree seldom"
-
-
-def tokenizer_of(token_to_id: dict[str, int]) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer whose ids are given, one of them the end token's."""
-    backend = Tokenizer(models.BPE(vocab=token_to_id, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(tiny.END, special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=tiny.END, bos_token=tiny.END)
 
 
 def bytes_at(place: Callable[[int], int]) -> dict[str, int]:
     """The byte tokens and the end token, each at place(its usual id)."""
-    return {token: place(i) for i, token in enumerate((*ALPHABET, tiny.END))}
+    return {token: place(i) for i, token in enumerate((*tiny.ALPHABET, tiny.END))}
 
 
 def swapped(a: int, b: int) -> PreTrainedTokenizerFast:
     """The usual tokens, with two ids exchanged."""
-    return tokenizer_of(bytes_at(lambda i: {a: b, b: a}.get(i, i)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only cost time on models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    return tiny.tokenizer_of(bytes_at(lambda i: {a: b, b: a}.get(i, i)))
 
 
 Folder = Callable[..., Path]
@@ -75,11 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         return tiny.save(tmp_path_factory.mktemp("checkpoint"), model, tokenizer)
 
     return make
-
-
-def load(target: Path, draft: Path) -> Pair:
-    settings = (ModelSettings(str(path), device="cpu", dtype="float32") for path in (target, draft))
-    return load_pair(*settings, lambda _: None)
 
 
 def both(pair: Pair) -> tuple[CachedModel, CachedModel]:
@@ -123,7 +98,7 @@ def test_id_to_token_holds_added_tokens_and_only_ids_that_the_model_has() -> Non
     tokenizer = tiny.byte_tokenizer(extra=("<x>", "<y>"))
     everything = id_to_token(tokenizer, num_rows=10_000)
     assert len(everything) == SIZE + 2
-    assert [everything[i] for i in (0, BYTES, SIZE, SIZE + 1)] == [ALPHABET[0], tiny.END, "<x>", "<y>"]
+    assert [everything[i] for i in (0, BYTES, SIZE, SIZE + 1)] == [tiny.ALPHABET[0], tiny.END, "<x>", "<y>"]
     assert id_to_token(tokenizer, num_rows=SIZE + 1) == {i: t for i, t in everything.items() if i <= SIZE}
 
 
@@ -187,7 +162,7 @@ def test_no_id_in_common_is_refused() -> None:
 
 # ------------------------------------------------------------------------------------- pairs that work
 def test_identical_checkpoints_have_no_notes(folder: Folder) -> None:
-    pair = load(folder(), folder(seed=1))
+    pair = tiny.pair(folder(), folder(seed=1))
     assert notes_on(pair) == []
     for model in both(pair):
         assert model.vocab_size == SIZE
@@ -199,7 +174,7 @@ def test_identical_checkpoints_have_no_notes(folder: Folder) -> None:
 )
 def test_padding_rows_are_neither_emitted_nor_proposed(target_rows: int, draft_rows: int, folder: Folder) -> None:
     """Symptom 1: one tokenizer, embeddings padded to two sizes."""
-    pair = load(folder(target_rows), folder(draft_rows, seed=1))
+    pair = tiny.pair(folder(target_rows), folder(draft_rows, seed=1))
     assert notes_on(pair) == []
     assert pair.draft_checkpoint is not None
     assert (pair.checkpoint.num_rows, pair.draft_checkpoint.num_rows) == (target_rows, draft_rows)
@@ -215,7 +190,7 @@ def test_padding_rows_are_neither_emitted_nor_proposed(target_rows: int, draft_r
 def test_the_first_logits_do_not_depend_on_padding(folder: Folder) -> None:
     """What is masked is masked, and nothing is moved: the rows before are the checkpoint's own."""
     path = folder(SIZE + 15)
-    pair = load(path, folder(seed=1))
+    pair = tiny.pair(path, folder(seed=1))
     with torch.inference_mode():
         own = pair.checkpoint.model(input_ids=torch.tensor([[10, 20, 30]])).logits[0]
     torch.testing.assert_close(logits_of(pair.target), own[:, :SIZE])
@@ -226,20 +201,20 @@ HOLES = tuple(range(40, 60))
 
 def with_holes() -> PreTrainedTokenizerFast:
     """The usual tokens, those from 40 on moved behind twenty ids that have none."""
-    return tokenizer_of(bytes_at(lambda i: i if i < HOLES[0] else i + len(HOLES)))
+    return tiny.tokenizer_of(bytes_at(lambda i: i if i < HOLES[0] else i + len(HOLES)))
 
 
 def without_holes() -> PreTrainedTokenizerFast:
     """The same, with a token for each of these ids."""
     tokens = bytes_at(lambda i: i if i < HOLES[0] else i + len(HOLES))
-    return tokenizer_of(tokens | {f"filler{i}": i for i in HOLES})
+    return tiny.tokenizer_of(tokens | {f"filler{i}": i for i in HOLES})
 
 
 @pytest.mark.parametrize("filled", ["neither", "draft"])
 def test_ids_without_a_token_are_masked_on_both_sides(filled: str, folder: Folder) -> None:
     rows = SIZE + len(HOLES)
     draft_tokenizer = without_holes() if filled == "draft" else with_holes()
-    pair = load(folder(rows, with_holes()), folder(rows, draft_tokenizer, seed=1))
+    pair = tiny.pair(folder(rows, with_holes()), folder(rows, draft_tokenizer, seed=1))
     for model in both(pair):
         assert model.vocab_size == rows
         logits = logits_of(model)
@@ -254,7 +229,7 @@ def test_ids_without_a_token_are_masked_on_both_sides(filled: str, folder: Folde
 
 def test_tokens_that_only_the_target_has_are_emitted_and_not_proposed(folder: Folder) -> None:
     rows = SIZE + len(HOLES)
-    pair = load(folder(rows, without_holes()), folder(rows, with_holes(), seed=1))
+    pair = tiny.pair(folder(rows, without_holes()), folder(rows, with_holes(), seed=1))
     target, draft = both(pair)
     assert torch.isfinite(logits_of(target)).all()
     assert torch.isneginf(logits_of(draft)[:, list(HOLES)]).all()
@@ -266,7 +241,7 @@ def test_tokens_that_only_the_target_has_are_emitted_and_not_proposed(folder: Fo
 
 @pytest.mark.parametrize("draft_rows", [SIZE, SIZE + 1, SIZE + 15])
 def test_an_added_token_of_the_target_is_legal(draft_rows: int, folder: Folder) -> None:
-    pair = load(folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",))), folder(draft_rows, seed=1))
+    pair = tiny.pair(folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",))), folder(draft_rows, seed=1))
     target, draft = both(pair)
     assert target.vocab_size == draft.vocab_size == SIZE + 1
     assert torch.isfinite(logits_of(target)).all()
@@ -280,7 +255,7 @@ def test_an_added_token_of_the_target_is_legal(draft_rows: int, folder: Folder) 
 @pytest.mark.parametrize("draft_rows", [SIZE, SIZE + 15])
 def test_the_draft_reads_on_after_a_token_that_it_has_no_row_for(draft_rows: int, folder: Folder) -> None:
     """The target may emit its own token, or a prompt hold it; what the draft makes of it is only a guess."""
-    pair = load(folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",))), folder(draft_rows, seed=1))
+    pair = tiny.pair(folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",))), folder(draft_rows, seed=1))
     target, draft = both(pair)
     for model in (target, draft):
         model.reset()
@@ -290,7 +265,7 @@ def test_the_draft_reads_on_after_a_token_that_it_has_no_row_for(draft_rows: int
 
 
 def test_an_added_token_of_the_draft_is_never_proposed(folder: Folder) -> None:
-    pair = load(folder(), folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",)), seed=1))
+    pair = tiny.pair(folder(), folder(SIZE + 1, tiny.byte_tokenizer(extra=("<think>",)), seed=1))
     for model in both(pair):
         assert model.vocab_size == SIZE
         assert torch.isfinite(logits_of(model)).all()
@@ -302,7 +277,7 @@ def test_an_added_token_of_the_draft_is_never_proposed(folder: Folder) -> None:
 def test_a_tokenizer_with_one_token_more_than_the_embedding_has_rows(draft_rows: int, folder: Folder) -> None:
     """Gemma 3's image token, which the small text models of the family have no row for."""
     tokenizer = tiny.byte_tokenizer(extra=("<image>",))
-    pair = load(folder(SIZE, tokenizer), folder(draft_rows, tokenizer, seed=1))
+    pair = tiny.pair(folder(SIZE, tokenizer), folder(draft_rows, tokenizer, seed=1))
     for model in both(pair):
         assert model.vocab_size == SIZE
         assert torch.isfinite(logits_of(model)).all()
@@ -313,7 +288,7 @@ def test_a_tokenizer_with_one_token_more_than_the_embedding_has_rows(draft_rows:
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_prompt_with_a_token_that_the_target_has_no_row_for_is_a_usage_error(raw: bool, folder: Folder) -> None:
     tokenizer = tiny.byte_tokenizer(extra=("<image>",), chat_template=CHAT)
-    pair = load(folder(SIZE, tokenizer), folder(SIZE, tokenizer, seed=1))
+    pair = tiny.pair(folder(SIZE, tokenizer), folder(SIZE, tokenizer, seed=1))
     assert max(pair.encode([{"role": "user", "content": "image"}], raw)) < SIZE
     with pytest.raises(UsageError, match="<image>"):
         pair.encode([{"role": "user", "content": "look: <image>"}], raw)
@@ -321,7 +296,7 @@ def test_a_prompt_with_a_token_that_the_target_has_no_row_for_is_a_usage_error(r
 
 def test_a_target_alone_masks_its_own_padding_and_holes(folder: Folder) -> None:
     path = folder(SIZE + len(HOLES) + 15, with_holes())
-    pair = load_pair(ModelSettings(str(path), device="cpu", dtype="float32"), None, lambda _: None)
+    pair = tiny.pair(path, None)
     assert pair.draft is None
     assert pair.draft_checkpoint is None
     assert pair.target.vocab_size == SIZE + len(HOLES)
@@ -332,9 +307,9 @@ def test_a_target_alone_masks_its_own_padding_and_holes(folder: Folder) -> None:
 # ----------------------------------------------------------------------------------- pairs that do not
 def test_equal_sizes_with_two_ids_swapped_are_refused(folder: Folder) -> None:
     """Symptom 2: only the maps show it."""
-    a, b = ALPHABET.index("A"), ALPHABET.index("B")
+    a, b = tiny.ALPHABET.index("A"), tiny.ALPHABET.index("B")
     with pytest.raises(IncompatiblePairError) as caught:
-        load(folder(), folder(tokenizer=swapped(a, b), seed=1))
+        tiny.pair(folder(), folder(tokenizer=swapped(a, b), seed=1))
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert "2 ids" in message
@@ -346,17 +321,17 @@ def test_equal_sizes_with_two_ids_swapped_are_refused(folder: Folder) -> None:
 def test_a_special_token_with_another_name_is_refused(folder: Folder) -> None:
     target, draft = (tiny.byte_tokenizer(extra=(name,)) for name in ("<tool>", "<reserved_1>"))
     with pytest.raises(IncompatiblePairError, match=f"1 ids .* {SIZE} is '<tool>' / '<reserved_1>'"):
-        load(folder(SIZE + 1, target), folder(SIZE + 1, draft))
+        tiny.pair(folder(SIZE + 1, target), folder(SIZE + 1, draft))
 
 
 def test_two_different_tokenizers_are_refused(folder: Folder) -> None:
-    reversed_bytes = tokenizer_of(bytes_at(lambda i: i if i == BYTES else BYTES - 1 - i))
+    reversed_bytes = tiny.tokenizer_of(bytes_at(lambda i: i if i == BYTES else BYTES - 1 - i))
     with pytest.raises(IncompatiblePairError) as caught:
-        load(folder(), folder(tokenizer=reversed_bytes))
+        tiny.pair(folder(), folder(tokenizer=reversed_bytes))
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert "256 ids" in message
-    assert f"0 is {ALPHABET[0]!r} / {ALPHABET[-1]!r}" in message
+    assert f"0 is {tiny.ALPHABET[0]!r} / {tiny.ALPHABET[-1]!r}" in message
     assert "and 251 more" in message
 
 
@@ -365,7 +340,7 @@ def test_a_recurrent_model_is_refused_by_its_role(role: str, folder: Folder, tmp
     recurrent = tiny.save(tmp_path / "mamba", tiny.model("mamba"))
     pair = (recurrent, folder()) if role == "target" else (folder(), recurrent)
     with pytest.raises(IncompatiblePairError, match=f"^the {role} .*linear_attention layers.*choose another {role}"):
-        load(*pair)
+        tiny.pair(*pair)
 
 
 # ---------------------------------------------------------------------------------------------- notes
@@ -373,8 +348,18 @@ def test_a_recurrent_model_is_refused_by_its_role(role: str, folder: Folder, tmp
     ("target", "draft", "note"),
     [
         pytest.param(None, None, None, id="two base models"),
-        pytest.param(CHAT, None, f"the target has a chat template, the draft has none: {NO_TEMPLATE_NOTE}", id="base"),
-        pytest.param(None, CHAT, f"the draft has a chat template, the target has none: {NO_TEMPLATE_NOTE}", id="chat"),
+        pytest.param(
+            CHAT,
+            None,
+            f"the target has a chat template, the draft has none: {NO_TEMPLATE_NOTE}",
+            id="base",
+        ),
+        pytest.param(
+            None,
+            CHAT,
+            f"the draft has a chat template, the target has none: {NO_TEMPLATE_NOTE}",
+            id="chat",
+        ),
         pytest.param(CHAT, CHAT, None, id="same template"),
         pytest.param(CHAT, CHAT + "{# a comment #}", None, id="other text, same output"),
         pytest.param(
@@ -400,7 +385,7 @@ def test_a_recurrent_model_is_refused_by_its_role(role: str, folder: Folder, tmp
 )
 def test_chat_templates(target: str | None, draft: str | None, note: str | None, folder: Folder) -> None:
     """Symptom 16, both ways."""
-    pair = load(
+    pair = tiny.pair(
         folder(tokenizer=tiny.byte_tokenizer(chat_template=target)),
         folder(tokenizer=tiny.byte_tokenizer(chat_template=draft), seed=1),
     )
@@ -457,6 +442,6 @@ def test_notes_about_different_end_tokens_reach_the_user(folder: Folder) -> None
     """Base against instruct: same ids, another end. The target's end tokens are the pair's."""
     base, instruct = (tiny.byte_tokenizer(extra=("<|im_end|>",)) for _ in range(2))
     instruct.eos_token = "<|im_end|>"
-    pair = load(folder(SIZE + 1, instruct), folder(SIZE + 1, base, seed=1))
+    pair = tiny.pair(folder(SIZE + 1, instruct), folder(SIZE + 1, base, seed=1))
     assert notes_on(pair) == [f"eos token differs: target '<|im_end|>', draft '{tiny.END}'"]
     assert pair.checkpoint.end_ids == {BYTES, SIZE}

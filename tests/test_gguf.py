@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,17 @@ import torch
 from gguf import GGMLQuantizationType
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime import sources
 from specdec_cli.runtime.compatibility import compare_vocabularies, id_to_token
-from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
-from specdec_cli.runtime.pair import load_pair
+from specdec_cli.runtime.loading import Checkpoint
 from specdec_cli.runtime.sources import cache_folder, locate
-from specdec_cli.settings import ModelSettings
 
 MERGES = ("h e", "l l", "he ll", "hell o")
-TOKENS = (*sorted(pre_tokenizers.ByteLevel.alphabet()), *(m.replace(" ", "") for m in MERGES), tiny.END)
+TOKENS = (*tiny.ALPHABET, *(m.replace(" ", "") for m in MERGES), tiny.END)
 END_ID = len(TOKENS) - 1
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -47,15 +43,6 @@ LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only cost time on models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +82,7 @@ def write_gguf(path: Path, model: PreTrainedModel, quantization: GGMLQuantizatio
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(END_ID)
     writer.add_eos_token_id(END_ID)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(tiny.CHAT_TEMPLATE)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         weight = tensor
@@ -181,7 +168,7 @@ def test_a_file_becomes_the_model_that_it_holds(
     kind: str, files: Callable[[GGMLQuantizationType], Path], model: PreTrainedModel, shared_cache: Path
 ) -> None:
     quantization = GGMLQuantizationType[kind]
-    loaded = load_checkpoint(ModelSettings(str(files(quantization)), device="cpu", dtype="float32"), "target", silent)
+    loaded = tiny.load(files(quantization))
     parameters = dict(loaded.model.named_parameters())
     for name, original in model.state_dict().items():
         exact = original.numpy()
@@ -197,7 +184,7 @@ def test_tokenizer_end_token_and_template_come_along(
     files: Callable[[GGMLQuantizationType], Path], shared_cache: Path
 ) -> None:
     file = files(GGMLQuantizationType.F16)
-    loaded = load_checkpoint(ModelSettings(str(file), device="cpu", dtype="float32"), "target", silent)
+    loaded = tiny.load(file)
     tokenizer = loaded.tokenizer
     assert id_to_token(tokenizer, loaded.num_rows) == dict(enumerate(TOKENS))
     assert tokenizer("hello")["input_ids"] == [TOKENS.index("hello")]
@@ -216,17 +203,13 @@ def test_the_converted_folder_is_an_ordinary_checkpoint_in_bfloat16(
     folder = Path(locate(str(files(GGMLQuantizationType.F16)), "--target", silent))
     assert folder.parent == shared_cache / "gguf"
     assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
-    loaded = load_checkpoint(ModelSettings(str(folder), device="cpu", dtype="bfloat16"), "target", silent)
+    loaded = tiny.load(folder, dtype="bfloat16")
     assert loaded.model.config.dtype == torch.bfloat16
     assert getattr(loaded.model.config, "quantization_config", None) is None
 
 
 def test_files_of_one_model_are_a_pair(files: Callable[[GGMLQuantizationType], Path], shared_cache: Path) -> None:
-    target, draft = (
-        ModelSettings(str(files(kind)), device="cpu", dtype="float32")
-        for kind in (GGMLQuantizationType.F16, GGMLQuantizationType.Q4_0)
-    )
-    pair = load_pair(target, draft, silent)
+    pair = tiny.pair(files(GGMLQuantizationType.F16), files(GGMLQuantizationType.Q4_0))
     assert pair.draft is not None
     assert pair.target.vocab_size == pair.draft.vocab_size == len(TOKENS)
 
@@ -337,10 +320,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def line_of(source: Path, exit_code: int = 1, error: type[SpecdecError] = SpecdecError) -> str:
     with pytest.raises(error) as caught:
         locate(str(source), "--draft", silent)
-    message = str(caught.value)
-    assert caught.value.exit_code == exit_code
-    assert "\n" not in message
-    return message
+    return tiny.one_line(caught.value, exit_code)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGU", b"PK\x03\x04 a zip file", b"GGML" * 10, b"<!doctype html>"])
@@ -465,7 +445,7 @@ def test_a_folder_with_a_config_is_taken_before_its_gguf(file: Path, converted: 
 @pytest.fixture(scope="module")
 def smollm2_loaded(smollm2_folder: Path) -> Checkpoint:
     """SmolLM2-135M from its converted folder."""
-    return load_checkpoint(ModelSettings(str(smollm2_folder), device="cpu", dtype="bfloat16"), "target", silent)
+    return tiny.load(smollm2_folder, dtype="bfloat16")
 
 
 def test_smollm2_loads_from_its_converted_folder(smollm2_loaded: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -29,15 +29,6 @@ PROMPTS = (1, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
 LENGTH = 6 * tiny.WINDOW  # of the text: reads go well past the window, whatever the prompt
 LARGEST_BLOCK = 6
 EXACT, WRONG = 1e-4, 1e-2  # float32 rounding stays two orders below, a wrong cache is two orders above
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only cost time on models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

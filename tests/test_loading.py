@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,13 @@ from transformers import (
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime import devices, loading
-from specdec_cli.runtime.loading import Checkpoint, load_checkpoint, out_of_memory
-from specdec_cli.settings import ModelSettings
+from specdec_cli.runtime.loading import out_of_memory
 
 HUB_ID = "org/name"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROLES = pytest.mark.parametrize("role", ["target", "draft"])
 Response = Any  # httpx.Response, whose package huggingface_hub chooses
 Answer = Callable[[Any], Response]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only cost time on models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +60,15 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
-def load(source: str | Path, role: str = "target", **settings: Any) -> Checkpoint:
-    wanted = ModelSettings(str(source), **{"device": "cpu", "dtype": "float32", **settings})
-    return load_checkpoint(wanted, role, lambda _: None)
-
-
 def message_of(source: str | Path, role: str = "target", exit_code: int = 1, **settings: Any) -> str:
     """What a user is told when this does not load, with HERE for the source.
 
     It is checked to be one line that names the option and the source.
     """
     with pytest.raises(SpecdecError) as caught:
-        load(source, role, **settings)
-    message = str(caught.value)
-    assert caught.value.exit_code == exit_code, message
+        tiny.load(source, role, **settings)
+    message = tiny.one_line(caught.value, exit_code)
     assert f"--{role} {source}" in message
-    assert "\n" not in message
     return message.replace(str(source), "HERE")
 
 
@@ -119,7 +102,7 @@ def test_a_file_that_is_no_gguf(role: str, checkpoint: Path) -> None:
 def test_a_device_is_refused_under_its_own_option(role: str, checkpoint: Path) -> None:
     option = "--device" if role == "target" else "--draft-device"
     with pytest.raises(UsageError, match=f"^{option} 'cuda:99' is not available"):
-        load(checkpoint, role, device="cuda:99")
+        tiny.load(checkpoint, role, device="cuda:99")
 
 
 # --------------------------------------------------------------------------------------------- the hub
@@ -179,7 +162,7 @@ def test_a_hub_id_is_fetched_once_and_then_found_offline(
 ) -> None:
     asked: list[str] = []
     hub(serving(checkpoint, asked))
-    fetched = load(HUB_ID, revision="v1.0")
+    fetched = tiny.load(HUB_ID, revision="v1.0")
     assert any("/revision/v1.0" in path for path in asked)
     assert any(path.endswith("/model.safetensors") for path in asked)
     assert not any("/main/" in path for path in asked)
@@ -191,7 +174,7 @@ def test_a_hub_id_is_fetched_once_and_then_found_offline(
     for name, settings in (("--offline", {"offline": True}), ("HF_HUB_OFFLINE", {})):
         if name == "HF_HUB_OFFLINE":
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        found = load(HUB_ID, revision="v1.0", **settings)
+        found = tiny.load(HUB_ID, revision="v1.0", **settings)
         assert torch.equal(found.model.lm_head.weight, fetched.model.lm_head.weight), name
     assert fetched.name == HUB_ID
 
@@ -281,7 +264,7 @@ def test_offline_revision_and_trust_reach_every_loader(
             return _real(*args, **kwargs)
 
         monkeypatch.setattr(auto, "from_pretrained", record)
-    load(checkpoint, offline=offline, revision="v2", trust_remote_code=True)
+    tiny.load(checkpoint, offline=offline, revision="v2", trust_remote_code=True)
     assert seen.keys() == {"AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"}
     for name, kwargs in seen.items():
         assert kwargs["local_files_only"] is offline, name
@@ -462,7 +445,7 @@ def test_a_checkpoint_with_code_of_its_own_needs_consent(
     bring(copy)
     message = message_of(copy, role)
     assert message == (f"--{role} HERE brings its own Python code: read it, then allow it with --trust-remote-code")
-    loaded = load(copy, role, trust_remote_code=True)
+    loaded = tiny.load(copy, role, trust_remote_code=True)
     assert loaded.num_rows == tiny.VOCAB_SIZE
     module = type(loaded.model if bring is bring_code else loaded.tokenizer).__module__
     assert module.startswith("transformers_modules")
@@ -521,10 +504,10 @@ def test_too_large_for_memory_is_said_before_weights_are_read(
 def test_the_memory_that_is_needed_is_enough(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_bytes = 4 * sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
     monkeypatch.setattr(loading, "free_memory", lambda device: int(num_bytes * loading.HEADROOM) + 1)
-    assert load(checkpoint).num_rows == tiny.VOCAB_SIZE
+    assert tiny.load(checkpoint).num_rows == tiny.VOCAB_SIZE
     monkeypatch.setattr(loading, "free_memory", lambda device: num_bytes)
     with pytest.raises(OutOfMemoryError):
-        load(checkpoint)
+        tiny.load(checkpoint)
 
 
 def test_auto_keeps_the_stored_type_where_only_that_fits(
@@ -533,7 +516,7 @@ def test_auto_keeps_the_stored_type_where_only_that_fits(
     num_parameters = sum(t.numel() for t in load_file(bfloat16_checkpoint / "model.safetensors").values())
     monkeypatch.setattr(devices, "_is_fast", lambda *_: False)
     monkeypatch.setattr(loading, "free_memory", lambda device: 3 * num_parameters)
-    loaded = load(bfloat16_checkpoint, dtype="auto")
+    loaded = tiny.load(bfloat16_checkpoint, dtype="auto")
     assert loaded.dtype == loaded.model.dtype == torch.bfloat16
     assert any("float32 does not fit" in note for note in loaded.notes)
 
@@ -558,7 +541,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
 
 def test_a_target_too_large_for_one_gpu_is_spread(checkpoint: Path, fake_cuda: list[Any]) -> None:
-    loaded = load(checkpoint, "target", device="cuda")
+    loaded = tiny.load(checkpoint, "target", device="cuda")
     assert fake_cuda == ["auto"]
     expected = "target is too large for one GPU: accelerate spread it over disk (1 modules), cpu (5 modules)"
     assert expected in loaded.notes
@@ -575,7 +558,7 @@ def test_what_fits_on_one_gpu_goes_there_whole(
     role: str, checkpoint: Path, fake_cuda: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "free_memory", lambda device: 10**9)
-    loaded = load(checkpoint, role, device="cuda")
+    loaded = tiny.load(checkpoint, role, device="cuda")
     assert fake_cuda == [{"": torch.device("cuda")}]
     assert not any("too large" in note for note in loaded.notes)
 
@@ -627,7 +610,7 @@ def test_a_failed_allocation_while_weights_are_read(
 
 # -------------------------------------------------------------------------------------- what is loaded
 def test_what_a_checkpoint_says_about_itself(checkpoint: Path) -> None:
-    loaded = load(checkpoint, "draft")
+    loaded = tiny.load(checkpoint, "draft")
     assert loaded.name == str(checkpoint)
     assert loaded.device == torch.device("cpu")
     assert loaded.dtype == loaded.model.dtype == torch.float32
@@ -637,7 +620,7 @@ def test_what_a_checkpoint_says_about_itself(checkpoint: Path) -> None:
 
 
 def test_rows_count_padding(tmp_path: Path) -> None:
-    assert load(tiny.save(tmp_path, tiny.model(vocab_size=300))).num_rows == 300
+    assert tiny.load(tiny.save(tmp_path, tiny.model(vocab_size=300))).num_rows == 300
 
 
 @ROLES
@@ -646,7 +629,7 @@ def test_auto_takes_the_stored_type_where_it_is_fast_and_says_what_it_took(
     fast: bool, role: str, bfloat16_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "_is_fast", lambda dtype, *_: fast and dtype == torch.bfloat16)
-    loaded = load(bfloat16_checkpoint, role, dtype="auto")
+    loaded = tiny.load(bfloat16_checkpoint, role, dtype="auto")
     assert loaded.dtype == loaded.model.dtype == (torch.bfloat16 if fast else torch.float32)
     (note,) = loaded.notes
     assert note.startswith(f"{role} {bfloat16_checkpoint}: ")
@@ -656,14 +639,14 @@ def test_auto_takes_the_stored_type_where_it_is_fast_and_says_what_it_took(
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_explicit_type(dtype: str, stored: str, checkpoint: Path, bfloat16_checkpoint: Path) -> None:
-    loaded = load(checkpoint if stored == "float32" else bfloat16_checkpoint, dtype=dtype)
+    loaded = tiny.load(checkpoint if stored == "float32" else bfloat16_checkpoint, dtype=dtype)
     assert loaded.dtype == getattr(torch, dtype)
     assert {p.dtype for p in loaded.model.parameters()} == {loaded.dtype}
 
 
 def test_a_config_without_a_type_is_float32(copy: Path) -> None:
     edit_json(copy / "config.json", dtype=None, torch_dtype=None)
-    assert load(copy, dtype="auto").dtype == torch.float32
+    assert tiny.load(copy, dtype="auto").dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -683,18 +666,18 @@ def test_end_ids_are_the_generation_configs_and_the_tokenizers(
     tokenizer = tiny.byte_tokenizer()
     tokenizer.eos_token = tokenizers
     model = tiny.model(eos_token_id=None)
-    assert load(tiny.save(tmp_path, model, tokenizer, end_ids=declared)).end_ids == expected
+    assert tiny.load(tiny.save(tmp_path, model, tokenizer, end_ids=declared)).end_ids == expected
 
 
 def test_without_a_generation_config_the_configs_end_id_counts(copy: Path) -> None:
     (copy / "generation_config.json").unlink()
     edit_json(copy / "config.json", eos_token_id=[3, 4])
-    assert load(copy).end_ids == {3, 4, tiny.BYTES}
+    assert tiny.load(copy).end_ids == {3, 4, tiny.BYTES}
 
 
 def test_safetensors_are_preferred_to_pickled_weights(copy: Path) -> None:
     expected = load_file(copy / "model.safetensors")
     torch.save({name: torch.zeros_like(tensor) for name, tensor in expected.items()}, copy / "pytorch_model.bin")
-    assert torch.equal(load(copy).model.lm_head.weight, expected["lm_head.weight"])
+    assert torch.equal(tiny.load(copy).model.lm_head.weight, expected["lm_head.weight"])
     (copy / "model.safetensors").unlink()
-    assert not load(copy).model.lm_head.weight.any()
+    assert not tiny.load(copy).model.lm_head.weight.any()

@@ -18,8 +18,8 @@ from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.pair import Pair, load_pair
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.runtime.pair import Pair
+from specdec_cli.settings import SamplingSettings
 
 pytestmark = pytest.mark.exactness
 
@@ -190,8 +190,7 @@ def padded_demo(demo: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
         model.save_pretrained(folder)
         checkpoint.tokenizer.save_pretrained(folder)
         folders.append(folder)
-    target, draft = (ModelSettings(str(f), device="cpu", dtype="float32") for f in folders)
-    return load_pair(target, draft, lambda _: None)
+    return tiny.pair(*folders)
 
 
 def test_padding_rows_are_never_emitted(padded_demo: Pair, demo: Pair) -> None:
@@ -212,10 +211,7 @@ def test_padding_rows_are_never_emitted(padded_demo: Pair, demo: Pair) -> None:
 @pytest.fixture(scope="module")
 def smollm2_pair(smollm2: Path, smollm2_folder: Path) -> Pair:
     """SmolLM2-135M drafted by its own first layers, in float32."""
-    target, draft = (
-        ModelSettings(str(f), device="cpu", dtype="float32") for f in (smollm2_folder, smollm2 / "first-4-layers")
-    )
-    return load_pair(target, draft, lambda _: None)
+    return tiny.pair(smollm2_folder, smollm2 / "first-4-layers")
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -256,8 +252,7 @@ def loaded() -> Callable[[tuple[str, str]], Pair]:
 
     def load(sources: tuple[str, str]) -> Pair:
         if sources not in kept:
-            target, draft = (ModelSettings(s, device="cpu", dtype="float32") for s in sources)
-            kept[sources] = load_pair(target, draft, lambda _: None)
+            kept[sources] = tiny.pair(*sources)
         return kept[sources]
 
     return load

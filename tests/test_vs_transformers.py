@@ -17,8 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.pair import Pair, load_pair
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.runtime.pair import Pair
+from specdec_cli.settings import SamplingSettings
 
 TOKENS = 20
 PROMPT = [10, 20, 30]
@@ -41,15 +41,15 @@ def comparison() -> Iterator[ModuleType]:
 @pytest.fixture
 def pair(tmp_path: Path) -> Pair:
     """Checkpoints whose own generation configs would spoil every comparison: end tokens, a penalty, narrow sampling."""
-    settings = []
+    folders = []
     for role, seed in (("target", 0), ("draft", 1)):
         folder = tiny.save(tmp_path / role, tiny.model(seed=seed))
         opinionated = GenerationConfig(
             eos_token_id=list(range(0, tiny.VOCAB_SIZE, 2)), repetition_penalty=1.9, do_sample=True, top_k=2
         )
         opinionated.save_pretrained(folder)
-        settings.append(ModelSettings(str(folder), device="cpu", dtype="float32"))
-    return load_pair(*settings, lambda _: None)
+        folders.append(folder)
+    return tiny.pair(*folders)
 
 
 class Passes:

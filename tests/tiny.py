@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, made in milliseconds, that go through the real loading code."""
+"""Tiny random checkpoints, made in milliseconds, that go through the real loading code, and how tests load them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from specdec_cli.errors import SpecdecError
+from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.settings import ModelSettings
+
 END = "<|end|>"
 BYTES = 256
 VOCAB_SIZE = BYTES + 1  # the bytes, and the end token
@@ -35,11 +40,20 @@ WINDOW = 12  # of the sliding-window families
 ROLLABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
 RECURRENT = ("mamba", "qwen3_next")
 
+ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))  # how a byte-level tokenizer writes the bytes
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+
 
 def byte_tokenizer(extra: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
     """One token a byte (ids 0 to 255), the end token (256), then `extra` added tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    return tokenizer_of({c: i for i, c in enumerate(ALPHABET)}, extra, chat_template)
+
+
+def tokenizer_of(
+    token_to_id: dict[str, int], extra: tuple[str, ...] = (), chat_template: str | None = None
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer without merges: the ids given, the end token where it has none, then `extra`."""
+    tokenizer = Tokenizer(models.BPE(vocab=token_to_id, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
@@ -112,3 +126,26 @@ def save(
     made.save_pretrained(folder)
     (byte_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
     return folder
+
+
+def settings(source: str | Path, **more: Any) -> ModelSettings:
+    """How tests load a model: in float32 on the CPU, unless `more` says otherwise."""
+    return ModelSettings(str(source), **{"device": "cpu", "dtype": "float32", **more})
+
+
+def load(source: str | Path, role: str = "target", **more: Any) -> Checkpoint:
+    """Load one checkpoint silently."""
+    return load_checkpoint(settings(source, **more), role, lambda _: None)
+
+
+def pair(target: str | Path, draft: str | Path | None, **more: Any) -> Pair:
+    """Load two checkpoints silently and compare them."""
+    return load_pair(settings(target, **more), None if draft is None else settings(draft, **more), lambda _: None)
+
+
+def one_line(error: SpecdecError, exit_code: int) -> str:
+    """The message of an error, which must be one line and have that exit code."""
+    message = str(error)
+    assert error.exit_code == exit_code, message
+    assert "\n" not in message
+    return message
