@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # libraries' warnings are for developers; -W shows them
+    words = _with_defaults(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=arguments, prog_name="specdec", standalone_mode=False)
+        code = app(args=words, prog_name="specdec", standalone_mode=False)
     except SpecdecError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:  # a wrong option, before any command ran
@@ -32,6 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _with_defaults(arguments: Sequence[str]) -> list[str]:
+    """The one option whose value may be left out, with its value: Typer knows no such options."""
+    words = list(arguments)
+    for i, word in enumerate(words):
+        if word == "--":
+            break
+        if word == "--fail-if-slower" and not re.match(r"[-+]?[\d.]", words[i + 1] if i + 1 < len(words) else ""):
+            words[i] = "--fail-if-slower=1"
+    return words
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -31,6 +31,7 @@ class OutOfMemoryError(SpecdecError):
     exit_code = 4
 
 
+SLOWER = 5
 INTERRUPTED = 130
 
 

@@ -110,3 +110,32 @@ class GenerationSettings:
         _require("" not in self.stop_strings, "--stop is empty: give the text that ends the generation")
         _require(all(map(is_unicode, self.stop_strings)), "--stop is not UTF-8: convert it first")
         _require(0 <= self.seed < 2**63, f"--seed must be between 0 and 2^63 - 1, not {self.seed}")
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What a benchmark varies and how long it goes on.
+
+    Attributes:
+        ks: every K to measure.
+        temperatures: likewise.
+        max_new_tokens: generated for each prompt by each arm.
+        limit: prompts to use, from the start of the set; 0 for all.
+        ignore_end_token: all arms generate exactly `max_new_tokens`.
+        seed: of all random draws; each prompt adds its number.
+    """
+
+    ks: tuple[int, ...]
+    temperatures: tuple[float, ...] = (0.0,)
+    max_new_tokens: int = 128
+    limit: int = 0
+    ignore_end_token: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.ks) and min(self.ks) >= 1, "--k must be 1 or above; plain decoding is measured beside it anyway"
+        )
+        _require(self.max_new_tokens >= 2, f"--max-new-tokens must be 2 or above here, not {self.max_new_tokens}")
+        _require(self.limit >= 0, f"--limit must be 0 (all prompts) or above, not {self.limit}")
+        _require(0 <= self.seed < 2**63 - 2**32, f"--seed must be between 0 and 2^63 - 2^32, not {self.seed}")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from specdec_cli import __version__
+from specdec_cli.cli.bench import bench, sweep_k
 from specdec_cli.cli.generate import generate
 from specdec_cli.cli.presets import presets
 
@@ -40,4 +41,8 @@ def _root(
 
 
 app.command(epilog='Example: specdec generate "def fibonacci(n):" --max-new-tokens 64 --show-draft')(generate)
+app.command(epilog="Example: specdec bench --limit 6 --max-new-tokens 64")(bench)
+app.command("sweep-k", epilog="Example: specdec sweep-k --k 1-8 --temperature 0 --temperature 0.8 --plot sweep.png")(
+    sweep_k
+)
 app.command(epilog="Example: specdec presets --format json")(presets)

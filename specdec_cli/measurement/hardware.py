@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from types import TracebackType
 
+import psutil
 import torch
+
+COPIED_BYTES = 256 * 2**20
+COPIES = 7
 
 
 def environment(*devices: torch.device) -> dict[str, object]:
@@ -43,3 +51,60 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def copy_bandwidth(device: torch.device, clock: Callable[[], float]) -> float:
+    """Bytes a second that the device moves when it copies a large tensor, reading and writing counted both.
+
+    What a target step achieves is measured against this: the median of several copies, after one to warm up.
+    """
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(COPIES + 1):
+        started = clock()
+        target.copy_(source)
+        seconds.append(clock() - started)
+    return 2 * COPIED_BYTES / median(seconds[1:])
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes at most taken so far: on cuda by tensors, elsewhere by this process; None where it is not told."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
+
+class OtherProcesses:
+    """What share of all cores' time other processes take while the block runs.
+
+    Attributes:
+        share: 0 to 1, known after the block; None where the system does not tell.
+    """
+
+    share: float | None = None
+
+    def __enter__(self) -> OtherProcesses:
+        self._before = self._seconds()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        busy, idle, own = (after - before for after, before in zip(self._seconds(), self._before, strict=True))
+        if busy + idle > 0:
+            self.share = max(0.0, busy - own) / (busy + idle)
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        own = psutil.Process().cpu_times()
+        # Guest time is already in user time.
+        busy = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return busy, idle, own.user + own.system

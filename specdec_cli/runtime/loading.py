@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -66,6 +67,14 @@ class Checkpoint:
     end_ids: frozenset[int]
     notes: tuple[str, ...]
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
+        table, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
+        tied = head is None or head.weight is table
+        read = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return read if tied else read - table.numel() * table.element_size()
+
 
 def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
     """Load a target or a draft.
@@ -84,29 +93,18 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     option = f"--{role}"
     device = choose_device(settings.device, f"--{prefix}device")
     place = locate(settings.source, option, report)
-    where: dict[str, Any] = {
-        "revision": settings.revision or "main",
-        "local_files_only": settings.offline,
-        "trust_remote_code": settings.trust_remote_code,
-    }
-    with _one_line_errors(settings, option):
+    where = hub_options(settings)
+    with one_line_errors(settings, option):
         config = AutoConfig.from_pretrained(place, **where)
-    _require_causal_lm(config, settings, option)
-    tokenizer = _load_tokenizer(place, where, settings, option)
+    require_causal_lm(config, settings, option)
+    tokenizer = load_tokenizer(place, where, settings, option)
 
-    stored = getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype or torch.float32
-    with _one_line_errors(settings, option), init_empty_weights():
+    with one_line_errors(settings, option), init_empty_weights():
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
-    num_parameters = _num_parameters(skeleton)
-    dtype, why = choose_dtype(settings.dtype, stored, device)
-    if (
-        settings.dtype == "auto"
-        and dtype != stored
-        and num_parameters * dtype.itemsize * HEADROOM > free_memory(device)
-    ):
-        dtype, why = stored, "as stored, since float32 does not fit"
-    device_map = _device_map(num_parameters * dtype.itemsize, dtype, device, role, settings)
-    with _one_line_errors(settings, option):
+    parameters = num_parameters(skeleton)
+    dtype, why = compute_dtype(settings, config, parameters, device)
+    device_map = _device_map(parameters * dtype.itemsize, dtype, device, role, settings)
+    with one_line_errors(settings, option):
         model, report_on_weights = AutoModelForCausalLM.from_pretrained(
             place, config=config, dtype=dtype, device_map=device_map, ignore_mismatched_sizes=True,
             output_loading_info=True, **where,
@@ -125,13 +123,33 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         device=model.device,
         dtype=dtype,
         num_rows=rows,
-        end_ids=_end_ids(model, tokenizer),
+        end_ids=end_ids(model.generation_config, tokenizer),
         notes=tuple(notes),
     )
 
 
+def hub_options(settings: ModelSettings) -> dict[str, Any]:
+    """Keywords that every from_pretrained takes."""
+    return {
+        "revision": settings.revision or "main",
+        "local_files_only": settings.offline,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+
+
+def compute_dtype(
+    settings: ModelSettings, config: PreTrainedConfig, parameters: int, device: torch.device
+) -> tuple[torch.dtype, str]:
+    """The number type that the model will compute in, and why; the stored one where only that fits."""
+    stored = getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype or torch.float32
+    dtype, why = choose_dtype(settings.dtype, stored, device)
+    if settings.dtype == "auto" and dtype != stored and parameters * dtype.itemsize * HEADROOM > free_memory(device):
+        return stored, "as stored, since float32 does not fit"
+    return dtype, why
+
+
 @contextmanager
-def _one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
+def one_line_errors(settings: ModelSettings, option: str) -> Iterator[None]:
     """Every way in which reading a checkpoint fails for a user, with the remedy."""
     name = f"{option} {settings.source}"
     revision = f" at revision '{settings.revision}'" if settings.revision else ""
@@ -187,7 +205,12 @@ def _chain(error: BaseException) -> Sequence[BaseException]:
     return causes
 
 
-def _require_causal_lm(config: PreTrainedConfig, settings: ModelSettings, option: str) -> None:
+def require_causal_lm(config: PreTrainedConfig, settings: ModelSettings, option: str) -> None:
+    """Refuse what does not generate text from left to right.
+
+    Raises:
+        UsageError: an encoder-decoder, an encoder, or no language model at all.
+    """
     name = f"{option} {settings.source}"
     if config.is_encoder_decoder:
         raise UsageError(f"{name} is an encoder-decoder ({config.model_type}): choose a decoder-only model")
@@ -210,10 +233,11 @@ def _require_all_weights(report: dict[str, Any], settings: ModelSettings, option
             )
 
 
-def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, option: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, option: str) -> PreTrainedTokenizerBase:
+    """A checkpoint's tokenizer, or one line that says why not."""
     name = f"{option} {settings.source}"
     try:
-        with _one_line_errors(settings, option):
+        with one_line_errors(settings, option):
             tokenizer = AutoTokenizer.from_pretrained(place, **where)
     except SpecdecError as error:
         if os.path.isdir(place) and "cannot be loaded" in str(error):
@@ -228,7 +252,7 @@ def _load_tokenizer(place: str, where: dict[str, Any], settings: ModelSettings, 
     return tokenizer
 
 
-def _num_parameters(skeleton: PreTrainedModel) -> int:
+def num_parameters(skeleton: PreTrainedModel) -> int:
     """Parameters, tied ones counted once."""
     return sum(p.numel() for p in skeleton.parameters())
 
@@ -262,9 +286,10 @@ def _where_layers_went(model: PreTrainedModel) -> str:
     return "accelerate spread it over " + ", ".join(f"{place} ({n} modules)" for place, n in counts.items())
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end a text: those that the generation config declares, and the tokenizer's own."""
     ids: set[int] = set()
-    declared = getattr(model.generation_config, "eos_token_id", None)
+    declared = getattr(generation_config, "eos_token_id", None)
     if declared is not None:
         ids.update(declared if isinstance(declared, list) else [declared])
     if tokenizer.eos_token_id is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -45,6 +46,23 @@ class Pair:
         """Where the models compute."""
         return (self.target.device,) if self.draft is None else (self.target.device, self.draft.device)
 
+    def facts_for_other_tools(self) -> dict[str, Any]:
+        """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
+        assert self.draft_checkpoint is not None
+        facts: dict[str, Any] = {}
+        for role, checkpoint in (("target", self.checkpoint), ("draft", self.draft_checkpoint)):
+            tokenizer = checkpoint.tokenizer
+            facts |= {
+                f"{role}_vocab_size": checkpoint.model.config.get_text_config(decoder=True).vocab_size,
+                f"{role}_tokenizer_size": tokenizer.vocab_size,
+                f"{role}_bos_id": tokenizer.bos_token_id,
+                f"{role}_eos_id": tokenizer.eos_token_id,
+                f"{role}_is_gguf": checkpoint.name.endswith(".gguf"),
+            }
+        ours, theirs = (id_to_token(c.tokenizer, c.num_rows) for c in (self.checkpoint, self.draft_checkpoint))
+        both = ours.keys() & theirs.keys()
+        return {**facts, "tokens_differing_from_id_5": sum(i >= 5 and ours[i] != theirs[i] for i in both)}
+
     def text_stream(self) -> TextStream:
         """A fresh detokenizer."""
         return TextStream(self.checkpoint.tokenizer)
@@ -55,12 +73,18 @@ class Pair:
         special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         return frozenset(special[text] for text in texts if text in special)
 
-    def encode(self, messages: Sequence[dict[str, str]], raw: bool) -> list[int]:
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer."""
+        stream = self.text_stream()
+        return "".join([*map(stream.push, token_ids), stream.flush()])
+
+    def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
         """Ids of a conversation that the model is to continue.
 
         Args:
             messages: the last one is the user's.
             raw: send its text as it is, without a chat template.
+            room: tokens that must fit behind it.
 
         Raises:
             UsageError: the prompt needs a template and there is none, is empty, or is longer than the context.
@@ -83,16 +107,30 @@ class Pair:
             raise UsageError(
                 f"the prompt has {len(ids):,} tokens, the target's context only {self.target.max_length:,}: shorten it"
             )
+        if len(ids) + room > self.target.max_length:
+            raise UsageError(
+                f"a prompt of {len(ids):,} tokens leaves no room for {room:,} more in the target's context of "
+                f"{self.target.max_length:,}: lower --max-new-tokens"
+            )
         return ids
 
 
 def load_pair(target: ModelSettings, draft: ModelSettings | None, report: Report) -> Pair:
-    """Load both, compare their vocabularies id by id, and check that their caches can be rolled back.
+    """A target and one draft; see `load_pairs`."""
+    (pair,) = load_pairs(target, [draft], report)
+    return pair
+
+
+def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], report: Report) -> list[Pair]:
+    """Load all, compare vocabularies id by id, and check that caches can be rolled back. The target is loaded once.
 
     Args:
         target: the model whose distribution is sampled from.
-        draft: the model that guesses; None where guesses come from elsewhere.
+        drafts: the models that guess; None where guesses come from elsewhere.
         report: told in a line what takes long.
+
+    Returns:
+        one pair a draft, all with the same target; its notes stand in the first.
 
     Raises:
         IncompatiblePairError: an id means two things, or a cache cannot be cut back.
@@ -100,14 +138,25 @@ def load_pair(target: ModelSettings, draft: ModelSettings | None, report: Report
     """
     big = load_checkpoint(target, "target", report)
     ours = id_to_token(big.tokenizer, big.num_rows)
-    if draft is None:
-        alone = compare_vocabularies(ours, ours)
-        return Pair(_with_cache(big, alone, "target"), None, big, None, big.notes)
-    small = load_checkpoint(draft, "draft", report)
-    comparison = compare_vocabularies(ours, id_to_token(small.tokenizer, small.num_rows))
-    require_same_vocabulary(comparison)
-    notes = (*big.notes, *small.notes, *describe_differences(big.tokenizer, small.tokenizer, comparison))
-    return Pair(_with_cache(big, comparison, "target"), _with_cache(small, comparison, "draft"), big, small, notes)
+    cached = _with_cache(big, compare_vocabularies(ours, ours), "target")
+    pairs: list[Pair] = []
+    for draft in drafts:
+        notes = () if pairs else big.notes
+        if draft is None:
+            pairs.append(Pair(cached, None, big, None, notes))
+            continue
+        small = load_checkpoint(draft, "draft", report)
+        comparison = compare_vocabularies(ours, id_to_token(small.tokenizer, small.num_rows))
+        require_same_vocabulary(comparison)
+        notes = (*notes, *small.notes, *describe_differences(big.tokenizer, small.tokenizer, comparison))
+        pairs.append(Pair(cached, _with_cache(small, comparison, "draft"), big, small, notes))
+    return pairs
+
+
+def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
+    """What was asked for, with the device and the number type that it came to; for records."""
+    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    return {**asdict(settings), "device": str(checkpoint.device), "dtype": dtype}
 
 
 def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:

@@ -1,0 +1,401 @@
+"""`specdec bench` and `specdec sweep-k`: models in, measured blocks on their way, tables and verdicts out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from specdec_cli.drafters import drafter_class
+from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, SpecdecError, UsageError
+from specdec_cli.measurement import benchmark as measure
+from specdec_cli.measurement import summary
+from specdec_cli.measurement.benchmark import Contest, LoopArm, PeerArm, Run, Session
+from specdec_cli.measurement.caveats import caveats, drift
+from specdec_cli.measurement.distribution import check_first_tokens
+from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory
+from specdec_cli.measurement.recommendation import mark_best, recommend
+from specdec_cli.prompts import Prompt
+from specdec_cli.reports import bench as reports
+from specdec_cli.reports.console import PipeConsole
+from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.recommend import Recommendation, export
+from specdec_cli.reports.rows import to_csv, to_markdown
+from specdec_cli.reports.runs_file import RunsFile, drop_torn_line, read_runs
+from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.pair import Pair, conversation, describe, load_pairs
+from specdec_cli.runtime.peers import transformers_generate
+from specdec_cli.settings import NO_DRAFT, BenchSettings, ModelSettings, SamplingSettings
+
+PLAIN_WIDTH = 100  # of tables in a file
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Everything that the command line decides.
+
+    Attributes:
+        drafts: (name, how its checkpoint is loaded).
+        sampling: its temperature is replaced by each of the settings'.
+        prompts, prompt_source: what to answer, and where it came from.
+        sweep: sweep-k's tables instead of bench's.
+        fail_if_slower: the least speedup for exit code 0.
+    """
+
+    target: ModelSettings
+    drafts: Sequence[tuple[str, ModelSettings | None]]
+    settings: BenchSettings
+    sampling: SamplingSettings
+    prompts: Sequence[Prompt]
+    prompt_source: str
+    system: str | None = None
+    raw: bool = False
+    sweep: bool = False
+    compare: str | None = None
+    check_distribution: bool = False
+    dry_run: bool = False
+    resume: Path | None = None
+    plot: Path | None = None
+    export: str | None = None
+    fail_if_slower: float | None = None
+    output_format: str = "table"
+    output: Path | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class _Dialogue:
+    """A prompt as the benchmark sees it: ids in, ids out."""
+
+    pair: Pair
+    prompt: Prompt
+    request: BenchRequest
+
+    @property
+    def category(self) -> str:
+        return self.prompt.category
+
+    @property
+    def turns(self) -> int:
+        return len(self.prompt.turns)
+
+    def prompt_ids(self, answers: Sequence[Sequence[int]]) -> Sequence[int]:
+        messages = conversation(self.prompt, self.request.system)
+        for text, answer in zip(self.prompt.turns, answers, strict=False):
+            messages.append({"role": "user", "content": text})
+            messages.append({"role": "assistant", "content": self.pair.decode(answer)})
+        messages.append({"role": "user", "content": self.prompt.turns[len(answers)]})
+        return self.pair.encode(messages, self.request.raw, room=self.request.settings.max_new_tokens)
+
+
+def run(request: BenchRequest) -> int:
+    """Measure, show, save; the exit code."""
+    err = PipeConsole(stderr=True, highlight=False)
+
+    def report(line: str) -> None:
+        if not request.quiet:
+            err.print(line, style="dim", markup=False, soft_wrap=True)
+
+    pairs = load_pairs(request.target, [model for _, model in request.drafts], report)
+    for note in (note for pair in pairs for note in pair.notes):
+        report(f"note: {note}")
+    dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
+    for dialogue in dialogues:  # before anything is measured
+        dialogue.prompt_ids(())
+    contests = {t: _contest(request, pairs, t) for t in request.settings.temperatures}
+    settings = _settings(request, pairs)
+    head = {"environment": environment(*_devices(pairs)), "settings": settings}
+    session = Session()
+    with ExitStack() as stack:
+        lines = []
+        if request.resume is not None:
+            session.runs = measure.whole_blocks(_read(request.resume, settings), contests)
+            fresh = not request.resume.exists() or request.resume.stat().st_size == 0
+            drop_torn_line(request.resume)
+            lines.append(RunsFile(stack.enter_context(request.resume.open("a", encoding="utf-8"))))
+            if fresh:
+                lines[0].write("session", document(**head))
+            elif session.runs:
+                report(f"{len(session.runs)} runs are in {request.resume} already")
+        with _progress(err, request.quiet) as progress:
+            warm = _warm_up(contests, dialogues[0], request, progress)
+            cases = sum(d.turns for d in dialogues)
+            seconds = measure.estimate_s(contests, warm, cases, request.settings.max_new_tokens)
+            if request.dry_run:
+                progress.stop()
+                return _show_plan(request, contests, cases, seconds)
+            out = _open_lines(request, stack)
+            if out is not None:
+                lines.append(RunsFile(out))
+                lines[-1].write("session", document(**head))
+                for known in session.runs:
+                    lines[-1].write("run", asdict(known))
+            others = _measure(request, pairs, contests, dialogues, session, lines, progress)
+        if not session.runs:
+            raise InterruptedByUser("interrupted before the first prompt was measured")
+        record = _document(request, pairs, contests, dialogues, session, head, others)
+        for line in lines:
+            for result in record["results"]:
+                line.write("result", document(**head, **{k: v for k, v in result.items() if k != "samples"}))
+        if out is None:
+            _show(request, record, err)
+    if request.export is not None:
+        sys.stdout.write(_exported(request, pairs, record))
+    if request.plot is not None:
+        from specdec_cli.reports.plots import plot_sweep
+
+        plot_sweep(record["results"], request.plot, target=request.target.source, machine=_machine(record))
+        report(f"plot: {request.plot}")
+    return _exit_code(request, session, record)
+
+
+def _read(path: Path, settings: dict[str, Any]) -> list[Run]:
+    try:
+        return [Run.from_record(record) for record in read_runs(path, settings)]
+    except TypeError as error:
+        raise UsageError(f"--resume {path} was written by another version of specdec: name a new file") from error
+
+
+def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -> Contest:
+    sampling = replace(request.sampling, temperature=temperature)
+    clock = clock_for(*_devices(pairs))
+    target = pairs[0].target
+    end_ids = frozenset() if request.settings.ignore_end_token else pairs[0].checkpoint.end_ids
+
+    def loop_arm(name: str, k: int, pair: Pair | None) -> LoopArm:
+        make = drafter_class(name)
+        drafter = make(target.device) if pair is None or pair.draft is None else make(pair.draft, sampling)
+        return LoopArm(name, k, target, drafter, sampling, clock, end_ids)
+
+    arms: list[measure.Arm] = []
+    for (name, _), pair in zip(request.drafts, pairs, strict=True):
+        arms += [loop_arm(name, k, pair) for k in request.settings.ks]
+    if request.compare == "transformers":
+        plain = transformers_generate(pairs[0], sampling, None)
+        arms.append(PeerArm("transformers generate", 0, temperature, plain, clock))
+        for (name, _), pair in zip(request.drafts, pairs, strict=True):
+            label = "transformers assisted" + (f" by {name}" if len(pairs) > 1 else "")
+            for k in request.settings.ks:
+                assisted = transformers_generate(pair, sampling, k)
+                arms.append(PeerArm(label, k, temperature, assisted, clock))
+    return Contest(loop_arm(NO_DRAFT, 0, None), arms, sampling)
+
+
+def _warm_up(
+    contests: dict[float, Contest], dialogue: _Dialogue, request: BenchRequest, progress: Progress
+) -> dict[float, list[Run]]:
+    task = progress.add_task("warming up", total=len(contests))
+    warm = {}
+    for temperature, contest in contests.items():
+        with _memory_for_text():
+            warm[temperature] = measure.warm_up(contest, dialogue, request.settings.max_new_tokens)
+        progress.advance(task)
+    progress.remove_task(task)
+    return warm
+
+
+def _measure(
+    request: BenchRequest,
+    pairs: Sequence[Pair],
+    contests: dict[float, Contest],
+    dialogues: Sequence[_Dialogue],
+    session: Session,
+    lines: Sequence[RunsFile],
+    progress: Progress,
+) -> float | None:
+    """Fill the session; what share of the cores' time other processes took."""
+    checkpoint = pairs[0].checkpoint
+    half = checkpoint.dtype.itemsize < 4
+    cases = sum(d.turns for d in dialogues)
+    total = sum(len(measure.in_turn(contest, 0)) for contest in contests.values()) * cases
+    task: TaskID = progress.add_task("measuring", total=total, completed=len(session.runs))
+
+    def on_run(run: Run) -> None:
+        for line in lines:
+            line.write("run", asdict(run))
+        progress.advance(task)
+
+    others = OtherProcesses()
+    with _memory_for_text(), others:
+        measure.benchmark(
+            contests,
+            dialogues,
+            target=pairs[0].target,
+            rounding=torch.finfo(checkpoint.dtype).eps if half else 0.0,
+            max_new_tokens=request.settings.max_new_tokens,
+            seed=request.settings.seed,
+            session=session,
+            on_run=on_run,
+        )
+    on_cpu = all(device.type == "cpu" for device in _devices(pairs))
+    return others.share if on_cpu else None
+
+
+def _document(
+    request: BenchRequest,
+    pairs: Sequence[Pair],
+    contests: dict[float, Contest],
+    dialogues: Sequence[_Dialogue],
+    session: Session,
+    head: dict[str, Any],
+    others: float | None,
+) -> dict[str, Any]:
+    results = summary.results(session.runs)
+    mark_best(results)
+    if request.check_distribution and not session.interrupted:
+        _check_distributions(contests, dialogues, results)
+    checkpoint = pairs[0].checkpoint
+    steps = [r["cost"]["target_step_s"] for r in results if r["cost"]]
+    copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
+    share = checkpoint.step_bytes / min(steps) / copied if steps else None
+    found = caveats(session.runs, session.controls, others_share=others, interrupted=session.interrupted)
+    return document(
+        **head,
+        results=results,
+        recommendation=recommend(results),
+        peers=summary.peer_results(session.runs),
+        control={"runs": len(session.controls), "drift": drift(session.runs, session.controls)},
+        memory={"peak_bytes": peak_memory(checkpoint.device)},
+        bandwidth={"step_bytes": checkpoint.step_bytes, "copy_bytes_per_s": copied, "share": share},
+        others_share=others,
+        warnings=[asdict(caveat) for caveat in found],
+    )
+
+
+def _check_distributions(
+    contests: dict[float, Contest], dialogues: Sequence[_Dialogue], results: Sequence[dict[str, Any]]
+) -> None:
+    for result in results:
+        contest = contests[result["temperature"]]
+        if result["category"] != summary.ALL or result["temperature"] == 0:
+            continue
+        arm = next(a for a in contest.arms if (a.name, a.k) == (result["draft"], result["k"]))
+        assert isinstance(arm, LoopArm)
+        ids = dialogues[0].prompt_ids(())
+        check = check_first_tokens(arm.target, arm.drafter, ids, contest.sampling, arm.k)
+        result["lossless"] |= {"checked": True, "identical": None, "distribution": asdict(check)}
+
+
+def _exit_code(request: BenchRequest, session: Session, record: dict[str, Any]) -> int:
+    whole = [r for r in record["results"] if r["category"] == summary.ALL]
+    wrong = [r for r in whole if r["lossless"]["unexplained"]]
+    wrong += [r for r in whole if not r["lossless"].get("distribution", {"passed": True})["passed"]]
+    if wrong:
+        raise SpecdecError(
+            f"not lossless with --draft {wrong[0]['draft']} at K {wrong[0]['k']}: this is a fault of specdec, or the "
+            "model's pass over several tokens is wrong (see specdec pair-check --probe); please report it"
+        )
+    if session.interrupted:
+        return INTERRUPTED
+    if request.fail_if_slower is not None:
+        points = record["recommendation"] if request.sweep else whole
+        if any(point["speedup"] < request.fail_if_slower for point in points):
+            return SLOWER
+    return 0
+
+
+# ------------------------------------------------------------------------------------------ output
+def _open_lines(request: BenchRequest, stack: ExitStack) -> TextIO | None:
+    """Where --format jsonl goes, line by line; None for the other formats."""
+    if request.output_format != "jsonl":
+        return None
+    if request.output is None:
+        return sys.stdout
+    return stack.enter_context(request.output.open("w", encoding="utf-8"))
+
+
+def _show(request: BenchRequest, record: dict[str, Any], err: PipeConsole) -> None:
+    with ExitStack() as stack:
+        # An exported configuration has stdout for itself.
+        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
+        out = err.file if request.export and not request.output else out
+        if request.output_format == "json":
+            out.write(to_json(record, indent=2) + "\n")
+        elif request.output_format == "csv":
+            out.write(to_csv(reports.rows(record)))
+        elif request.output_format == "markdown":
+            out.write(to_markdown(reports.short_rows(record)))
+        else:
+            width = None if out.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+            console = PipeConsole(file=out, highlight=False, width=width)
+            console.print(reports.sweep_report(record) if request.sweep else reports.bench_report(record))
+            if request.sweep and len(request.settings.ks) > 1:
+                from specdec_cli.reports.plots import text_plot
+
+                console.print(text_plot(record["results"], console.width), markup=False, soft_wrap=True)
+        out.flush()
+
+
+def _show_plan(request: BenchRequest, contests: dict[float, Contest], cases: int, seconds: float) -> int:
+    tokens = request.settings.max_new_tokens
+    console = PipeConsole(highlight=False)
+    for temperature, contest in contests.items():
+        arms = ", ".join(f"{arm.name}" + (f" K {arm.k}" if arm.k else "") for arm in contest.arms)
+        console.print(f"temperature {temperature:g}: plain decoding against {arms}", markup=False, soft_wrap=True)
+    runs = sum(len(measure.in_turn(contest, 0)) for contest in contests.values()) * cases
+    console.print(f"{cases} answers of {tokens} tokens each, {runs} runs: about {_duration(seconds)}", markup=False)
+    return 0
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _exported(request: BenchRequest, pairs: Sequence[Pair], record: dict[str, Any]) -> str:
+    """The best point in the words of the tool that --export names."""
+    best = max(record["recommendation"], key=lambda point: point["speedup"])
+    pair = next(p for (name, _), p in zip(request.drafts, pairs, strict=True) if name == best["draft"])
+    facts = pair.facts_for_other_tools() if pair.draft is not None else {}
+    recommendation = Recommendation(
+        target=request.target.source, draft=best["draft"], k=best["k"], temperature=best["temperature"], **facts
+    )
+    return export(recommendation, request.export or "")
+
+
+def _machine(record: dict[str, Any]) -> str:
+    env = record["environment"]
+    devices = [d for d in env["devices"] if d != "cpu"] or [f"{env['cpu']}, {env['threads']} threads"]
+    return ", ".join(devices)
+
+
+# ------------------------------------------------------------------------------------------- parts
+def _devices(pairs: Sequence[Pair]) -> list[torch.device]:
+    return list(dict.fromkeys(device for pair in pairs for device in pair.devices))
+
+
+def _settings(request: BenchRequest, pairs: Sequence[Pair]) -> dict[str, Any]:
+    drafts = [
+        describe(model, pair.draft_checkpoint) if model and pair.draft_checkpoint else {"source": name}
+        for (name, model), pair in zip(request.drafts, pairs, strict=True)
+    ]
+    sampling = {k: v for k, v in asdict(request.sampling).items() if k != "temperature"}
+    return {
+        "target": describe(request.target, pairs[0].checkpoint),
+        "drafts": drafts,
+        "prompts": request.prompt_source,
+        "sampling": sampling,
+        **asdict(request.settings),
+        "system": request.system,
+        "raw": request.raw,
+        "compare": request.compare,
+    }
+
+
+def _memory_for_text() -> AbstractContextManager[None]:
+    return out_of_memory("for the text and its cache", "lower --max-new-tokens or choose a smaller model")
+
+
+@contextmanager
+def _progress(err: PipeConsole, quiet: bool) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as progress:
+        yield progress

@@ -1,0 +1,100 @@
+"""What a reader of a benchmark's figures must know before believing them: a closed list, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from specdec_cli.measurement.benchmark import Run, plain_runs
+from specdec_cli.measurement.statistics import geometric_mean, outliers
+from specdec_cli.measurement.summary import block, decoding, is_peer
+
+# Below so many judged positions the interval of alpha is wider than the differences people look for.
+ENOUGH_POSITIONS = 200
+SLOW_FIRST_RUN = 0.8
+DRIFT = 0.05
+SHARED_CORES = 0.1
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """Something that makes the figures less trustworthy.
+
+    Attributes:
+        kind: first_run_slow, outliers, drift, few_tokens, shared_cores or interrupted.
+        detail: what was seen.
+        remedy: what to do about it.
+    """
+
+    kind: str
+    detail: str
+    remedy: str
+
+
+def drift(runs: Sequence[Run], controls: Sequence[Run]) -> float | None:
+    """How much faster plain decoding was at the end than at first on the same prompts: .05 is 5 %."""
+    plain = plain_runs(runs)
+    pairs = [(control, block(plain, control)) for control in controls]
+    ratios = [control.tokens_per_s / decoding(before) for control, before in pairs if before]
+    return geometric_mean(ratios).value - 1 if ratios else None
+
+
+def caveats(
+    runs: Sequence[Run], controls: Sequence[Run], *, others_share: float | None = None, interrupted: bool = False
+) -> list[Caveat]:
+    """Everything on the list that applies.
+
+    Args:
+        runs, controls: of the session.
+        others_share: of all cores' time, what other processes took; None where it was not measured.
+        interrupted: not everything was measured.
+    """
+    found = [
+        *_slow_start(plain_runs(runs)),
+        *_far_out(plain_runs(runs)),
+        *_drifted(drift(runs, controls)),
+        *_few_tokens(runs),
+    ]
+    if others_share is not None and others_share > SHARED_CORES:
+        detail = f"other processes took {others_share:.0%} of the cores' time"
+        found.append(Caveat("shared_cores", detail, "stop them and repeat, since waiting for a core slows every step"))
+    if interrupted:
+        found.append(Caveat("interrupted", "not every prompt was measured", "repeat, with --resume FILE to go on"))
+    return found
+
+
+def _slow_start(plain: Sequence[Run]) -> list[Caveat]:
+    speeds = [run.tokens_per_s for run in plain]
+    if len(speeds) < 3 or speeds[0] >= SLOW_FIRST_RUN * median(speeds[1:]):
+        return []
+    detail = f"the first plain run was slow ({speeds[0]:.1f} tokens/s, the others {median(speeds[1:]):.1f})"
+    return [Caveat("first_run_slow", detail, "repeat the command now that its files are cached")]
+
+
+def _far_out(plain: Sequence[Run]) -> list[Caveat]:
+    far = outliers([run.decode_s / run.new_tokens for run in plain])
+    if not far:
+        return []
+    detail = f"{len(far)} of {len(plain)} plain runs stand far outside the others"
+    return [Caveat("outliers", detail, "close other programs and repeat, or raise --limit")]
+
+
+def _drifted(moved: float | None) -> list[Caveat]:
+    if moved is None or abs(moved) <= DRIFT:
+        return []
+    detail = f"plain decoding was {abs(moved):.0%} {'faster' if moved > 0 else 'slower'} at the end than at first"
+    return [Caveat("drift", detail, "let the machine settle and repeat; trust the ratios more than the speeds")]
+
+
+def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
+    judged: dict[tuple[str, int, float], int] = {}
+    for run in runs:
+        if run.k and not is_peer(run.arm):
+            key = (run.arm, run.k, run.temperature)
+            judged[key] = judged.get(key, 0) + sum(run.judged_at)
+    if not judged or min(judged.values()) >= ENOUGH_POSITIONS:
+        return []
+    name, k, _ = key = min(judged, key=lambda entry: judged[entry])
+    detail = f"alpha rests on {judged[key]} judged positions ({name}, K {k})"
+    return [Caveat("few_tokens", detail, "raise --limit or --max-new-tokens")]

@@ -1,0 +1,77 @@
+"""Is sampled text distributed as the target's? A chi-square test on first tokens, through the real loop.
+
+The first token of a speculative round has passed the accept/reject rule, and its exact distribution is one forward of
+the target away. Many rounds with different seeds must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.sampling import logits_to_probs
+from specdec_cli.decoding.stopping import Stopping
+from specdec_cli.drafters.base import Drafter
+from specdec_cli.measurement.statistics import chi_square
+from specdec_cli.settings import SamplingSettings
+
+SAMPLES = 500
+# A right sampler fails once in ten thousand checks.
+SIGNIFICANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class DistributionCheck:
+    """What came of it.
+
+    Attributes:
+        samples: first tokens drawn.
+        p_value: of the chi-square test; None where the distribution is too sharp to test.
+        passed: the p-value is not below `SIGNIFICANCE`.
+    """
+
+    samples: int
+    p_value: float | None
+    passed: bool
+
+
+def check_first_tokens(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    sampling: SamplingSettings,
+    num_draft_tokens: int,
+    samples: int = SAMPLES,
+) -> DistributionCheck:
+    """Draw first tokens with seeds 0, 1, ... and test them against the target's own distribution."""
+    drawn = Counter(
+        next(iter(_generation(target, drafter, prompt_ids, sampling, num_draft_tokens, seed))).token_ids[0]
+        for seed in range(samples)
+    )
+    prefix = torch.tensor(prompt_ids, device=target.device)
+    with torch.inference_mode():
+        target.reset()
+        logits = target.forward(prefix, num_logits=1)
+        expected = logits_to_probs(logits, sampling, prefix[None])[0].double().tolist()
+    observed = [drawn[i] for i in range(len(expected))]
+    p_value = chi_square(observed, expected)
+    return DistributionCheck(samples, p_value, p_value is None or p_value >= SIGNIFICANCE)
+
+
+def _generation(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    sampling: SamplingSettings,
+    num_draft_tokens: int,
+    seed: int,
+) -> Generation:
+    stopping = Stopping(num_draft_tokens + 1)
+    return Generation(
+        target, drafter, prompt_ids, num_draft_tokens=num_draft_tokens, sampling=sampling, stopping=stopping, seed=seed
+    )

@@ -1,0 +1,237 @@
+"""A benchmark's document as tables and sentences for a person, and as flat rows for CSV and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specdec_cli.reports import verdict
+from specdec_cli.reports.rows import flatten
+
+ALL = "all"
+# Too long for a table's cell, or said in the verdict.
+NOT_IN_ROWS = ("samples", "per_position", "first_difference")
+
+
+def bench_report(document: dict[str, Any]) -> Group:
+    """Everything `specdec bench` shows: a card for each result, categories, peers, verdict and caveats."""
+    parts: list[RenderableType] = []
+    for result in _whole(document["results"]):
+        key = (result["draft"], result["k"], result["temperature"])
+        parts += [_headline(document, result), _card(document, result)]
+        categories = [
+            r for r in document["results"] if r["category"] != ALL and (r["draft"], r["k"], r["temperature"]) == key
+        ]
+        if categories:
+            parts.append(_category_table(categories))
+        parts += [*_sentences(verdict.gain(result), verdict.explanation(result), verdict.losslessness(result)), Text()]
+    return Group(*parts, *_peers(document), *_caveats(document))
+
+
+def sweep_report(document: dict[str, Any]) -> Group:
+    """Everything `specdec sweep-k` shows but its plot: a row for each point, recommendation and caveats."""
+    parts: list[RenderableType] = []
+    whole = _whole(document["results"])
+    for temperature, draft in dict.fromkeys((r["temperature"], r["draft"]) for r in whole):
+        points = [r for r in whole if (r["temperature"], r["draft"]) == (temperature, draft)]
+        head = f"{draft}, temperature {temperature:g}: {points[0]['prompts']} answers, "
+        parts += [
+            Text(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", style="bold"),
+            _sweep_table(points),
+        ]
+        best = next((r for r in points if r["best"]), points[0])
+        parts += [*_sentences(f"K {best['k']}: {verdict.explanation(best)}", *_exactness(points)), Text()]
+    marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
+    recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
+    return Group(*parts, marks, *_peers(document), *_caveats(document), *recommended)
+
+
+def rows(document: dict[str, Any]) -> list[dict[str, object]]:
+    """Every result as one flat row."""
+    flat = [flatten(result) for result in document["results"]]
+    return [{key: value for key, value in row.items() if not any(n in key for n in NOT_IN_ROWS)} for row in flat]
+
+
+def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
+    """The columns that a person reads, for Markdown."""
+    return [
+        {
+            "draft": r["draft"],
+            "K": r["k"],
+            "T": r["temperature"],
+            **({"category": r["category"]} if len(document["results"]) > len(_whole(document["results"])) else {}),
+            "plain tok/s": r["baseline_tokens_per_s"],
+            "tok/s": r["speculative_tokens_per_s"],
+            "speedup": f"{r['speedup']:.2f}" + ("*" if r.get("best") else ""),
+            "95 %": _interval(r["speedup_ci"]),
+            "tokens/round": round(r["tokens_per_round"], 2),
+            "alpha": _number(r["acceptance"]["alpha"]),
+            **{name: _number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")},
+            "closed form": _number(r["predicted"]["closed_form"]),
+            "extended": _number(r["predicted"]["extended"]),
+        }
+        for r in document["results"]
+    ]
+
+
+def _whole(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [result for result in results if result["category"] == ALL]
+
+
+def _exactness(points: Sequence[dict[str, Any]]) -> list[str]:
+    """What was checked at each K, in one sentence where all came out alike."""
+    if all(r["lossless"]["identical"] for r in points):
+        return ["Lossless: the same ids as plain decoding in every answer at every K."]
+    return [f"K {r['k']}: {sentence}" for r in points if (sentence := verdict.losslessness(r))]
+
+
+def _sentences(*texts: str) -> list[RenderableType]:
+    return [Text(text) for text in texts if text]
+
+
+def _headline(document: dict[str, Any], result: dict[str, Any]) -> Text:
+    target = document["settings"]["target"]["source"]
+    count = f"{result['prompts']} answers, {result['new_tokens']:,} tokens"
+    text = f"{target} with {result['draft']}, K {result['k']}, temperature {result['temperature']:g}: {count}"
+    return Text(text, style="bold")
+
+
+def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
+    card = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    card.add_column(style="dim", no_wrap=True)
+    card.add_column(overflow="fold")
+    first = r["first_token_s"]
+    card.add_row("plain", f"{r['baseline_tokens_per_s']:.1f} tokens/s, first after {_ms(first['baseline'])}")
+    card.add_row(
+        "speculative", f"{r['speculative_tokens_per_s']:.1f} tokens/s, first after {_ms(first['speculative'])}"
+    )
+    low, high = r["speedup_range"]
+    speedup = Text(f"{r['speedup']:.2f}x", style="bold")
+    speedup.append(
+        f"  95 % {_interval(r['speedup_ci'])}; by answer {low:.2f} to {high:.2f}; "
+        f"with prefill {r['end_to_end_speedup']:.2f}x",
+        style="not bold",
+    )
+    card.add_row("speedup", speedup)
+    a = r["acceptance"]
+    if a["alpha"] is not None:
+        card.add_row(
+            "acceptance",
+            f"alpha {_number(a['alpha'])} (95 % {_interval(a['alpha_ci'])}), overlap {_number(a['overlap'])}, "
+            f"accepted/drafted {_number(a['accepted_over_drafted'])}",
+        )
+        card.add_row(
+            "  by position",
+            f"first i accepted {_list(a['per_position_joint'])}\ni-th, given those before "
+            f"{_list(a['per_position_conditional'])}",
+        )
+        card.add_row(
+            "tokens a round",
+            f"{r['tokens_per_round']:.2f}; from alpha alone {r['tokens_per_round_formula']:.2f}",
+        )
+    if r["cost"] is not None:
+        c = r["cost"]
+        card.add_row(
+            "cost",
+            f"target step {_ms(c['target_step_s'])}, draft step {_ms(c['draft_step_s'])}, verify {_ms(c['verify_s'])}, "
+            f"other {_ms(c['other_s'])} a round",
+        )
+        card.add_row("", f"c {c['c']:.3f}, v {c['v']:.2f}, o {c['o']:.3f} target steps")
+    p = r["predicted"]
+    if p["closed_form"] is not None:
+        card.add_row(
+            "formula",
+            f"closed form {p['closed_form']:.2f}x (measured/predicted {p['measured_over_closed_form']:.2f}), "
+            f"extended {p['extended']:.2f}x ({p['measured_over_extended']:.2f})",
+        )
+    card.add_row("memory", _memory(document))
+    return card
+
+
+def _memory(document: dict[str, Any]) -> str:
+    memory, bandwidth = document["memory"], document["bandwidth"]
+    peak = f"peak {memory['peak_bytes'] / 1e9:.2f} GB; " if memory["peak_bytes"] else ""
+    share = bandwidth["share"]
+    text = f"{peak}a target step reads {bandwidth['step_bytes'] / 1e6:,.0f} MB of weights"
+    if share is None:
+        return text
+    text += f", {share:.0%} of the {bandwidth['copy_bytes_per_s'] / 1e9:.0f} GB/s that a copy reaches here"
+    return text + (" (they fit a cache)" if share > 1 else "")
+
+
+def _category_table(results: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("category", "answers", "speedup", "95 %", "alpha", "tokens/round"):
+        table.add_column(heading, justify="left" if heading == "category" else "right")
+    for r in results:
+        table.add_row(
+            r["category"], str(r["prompts"]), f"{r['speedup']:.2f}", _interval(r["speedup_ci"]),
+            _number(r["acceptance"]["alpha"]), f"{r['tokens_per_round']:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _sweep_table(points: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    headings = ["K", "speedup", "95 %", "tok/s", "tok/round", "alpha", "c", "v", "o", "closed", "ext."]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for r in points:
+        p = r["predicted"]
+        best = "*" if r["best"] else " "
+        cells = [
+            str(r["k"]), f"{r['speedup']:.2f}{best}", _interval(r["speedup_ci"]),
+            f"{r['speculative_tokens_per_s']:.1f}",
+            f"{r['tokens_per_round']:.2f}", _number(r["acceptance"]["alpha"]),
+            *(_number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")),
+            _number(p["closed_form"]) + ("°" if r["closed_form_best"] else " "),
+            _number(p["extended"]) + ("°" if r["predicted_best"] else " "),
+        ]  # fmt: skip
+        table.add_row(*cells, style="bold" if r["best"] else "")
+    return table
+
+
+def _peers(document: dict[str, Any]) -> list[RenderableType]:
+    if not document["peers"]:
+        return []
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title="Beside other tools, prefill included", title_justify="left"
+    )
+    for heading in ("tool", "K", "T", "tokens/s", "specdec over it", "95 %", "by answer"):
+        table.add_column(heading, justify="left" if heading == "tool" else "right")
+    for peer in document["peers"]:
+        ratio = peer["specdec_over_peer"]
+        spread = peer["specdec_over_peer_range"]
+        table.add_row(
+            peer["peer"], str(peer["k"] or ""), f"{peer['temperature']:g}", f"{peer['end_to_end_tokens_per_s']:.1f}",
+            "" if ratio is None else f"{ratio:.2f}", _interval(peer["specdec_over_peer_ci"]),
+            "" if spread is None else f"{spread[0]:.2f} to {spread[1]:.2f}",
+        )  # fmt: skip
+    return [table]
+
+
+def _caveats(document: dict[str, Any]) -> list[RenderableType]:
+    return [
+        Text(f"Warning: {caveat['detail']}; {caveat['remedy']}.", style="yellow") for caveat in document["warnings"]
+    ]
+
+
+def _interval(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def _list(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,78 @@
+"""Runs as JSON lines, written as they come, so that what a killed benchmark has measured can be read and resumed.
+
+The first line is the session's (environment and settings), then one line a run, in whole blocks, then the results.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from specdec_cli.errors import UsageError
+from specdec_cli.reports.export import to_json
+
+# What may differ between a session and the one that resumes it: the prompts that are measured, and how many.
+MAY_DIFFER = ("limit",)
+
+
+def read_runs(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of whole blocks in a file; none where it does not exist yet.
+
+    Args:
+        settings: of this session; they must be those of the file.
+
+    Raises:
+        UsageError: the file is of another session, or no file of runs.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return []
+    name = f"--resume {path}"
+    records: list[dict[str, Any]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # the process was killed while it wrote
+                break
+            raise UsageError(f"{name}, line {number} is not JSON: choose another file") from error
+        if not isinstance(record, dict) or "kind" not in record:
+            raise UsageError(f"{name}, line {number} was not written by bench or sweep-k: choose another file")
+        records.append(record)
+    if not records or records[0]["kind"] != "session":
+        raise UsageError(f"{name} does not begin with a session: choose another file")
+    before = {k: v for k, v in records[0]["settings"].items() if k not in MAY_DIFFER}
+    now = {k: v for k, v in json.loads(to_json(settings)).items() if k not in MAY_DIFFER}
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if changed:
+        raise UsageError(
+            f"{name} was measured with another {', '.join(changed)}: repeat that command, or name a new file"
+        )
+    runs = [record for record in records if record["kind"] == "run"]
+    return [{key: value for key, value in run.items() if key != "kind"} for run in runs]
+
+
+class RunsFile:
+    """Writes lines and flushes each."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, kind: str, record: dict[str, Any]) -> None:
+        """Add one line."""
+        self._file.write(to_json({"kind": kind, **record}) + "\n")
+        self._file.flush()
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut a last line that was not finished, so that what is appended begins a new one."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,84 @@
+"""A benchmark's result in words: what was gained, and what took the rest of what the formula promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gain(result: dict[str, Any]) -> str:
+    """Whether it pays, in one sentence."""
+    speedup, interval = result["speedup"], result["speedup_ci"]
+    range_text = f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    low, high = interval or (speedup, speedup)
+    if low > 1:
+        return f"Speculation pays here: {speedup:.2f}x plain decoding{range_text}."
+    if high < 1:
+        return f"Speculation does not pay here: {speedup:.2f}x plain decoding{range_text}."
+    return f"No gain that could be told from none: {speedup:.2f}x plain decoding{range_text}."
+
+
+def explanation(result: dict[str, Any]) -> str:
+    """Where the difference to the closed form went, in milliseconds a round; empty where nothing was measured."""
+    cost, predicted = result["cost"], result["predicted"]
+    if cost is None or predicted["closed_form"] is None:
+        return ""
+    step = cost["target_step_s"] * 1000
+    k = result["k"]
+    draft, growth, overhead = k * cost["c"] * step, (cost["v"] - 1) * step, cost["o"] * step
+    rounds, formula = result["tokens_per_round"], result["tokens_per_round_formula"]
+    closed = predicted["closed_form"]
+    parts = (
+        f"A round takes {draft + step + growth + overhead:.1f} ms: {draft:.1f} drafting, {step:.1f} one target step, "
+        f"{growth:+.1f} for the pass over {k + 1} tokens, {overhead:+.1f} for everything else."
+    )
+    if result["speedup"] >= 0.97 * closed:
+        return f"The closed form promises {closed:.2f}x, and it holds. {parts}"
+    losses = {
+        "the growth of the verify pass": growth * rounds,
+        "the round's own overhead": overhead * rounds,
+        "fewer tokens a round than independent acceptance gives": (formula - rounds) * (draft + step),
+    }
+    culprit = max(losses, key=lambda name: losses[name])
+    if draft > step and growth + overhead < 0.25 * (draft + step):
+        culprit = "drafting, which costs more than the target step it saves"
+    return (
+        f"The closed form promises {closed:.2f}x; most of the difference is {culprit}. {parts} "
+        f"It emits {rounds:.2f} tokens; independent acceptance would give {formula:.2f}."
+    )
+
+
+def losslessness(result: dict[str, Any], token: str = "token") -> str:
+    """What was checked of exactness; empty where nothing was."""
+    lossless = result["lossless"]
+    check = lossless.get("distribution")
+    if check is not None:
+        p_value = "too sharp to test" if check["p_value"] is None else f"p = {check['p_value']:.3g}"
+        verdict = "as the target's" if check["passed"] else "NOT as the target's"
+        return f"First tokens are distributed {verdict}: chi-square over {check['samples']} samples, {p_value}."
+    if not lossless["checked"]:
+        return ""
+    if lossless["identical"]:
+        return f"Lossless: the same ids as plain decoding in all {result['prompts']} answers."
+    first = lossless["first_difference"]
+    where = f"prompt {first['prompt']}, {token} {first['position'] + 1}"
+    gap = f"the target's two best logits are {first['gap']:.3g} apart there"
+    if lossless["unexplained"]:
+        count = lossless["differences"]
+        return f"NOT lossless: {count} answers differ from plain decoding's, first at {where}; {gap}."
+    return (
+        f"{lossless['differences']} of {result['prompts']} answers take another turn at a near tie, which 16-bit rounding "
+        f"decides (first at {where}; {gap}); use --dtype float32 for identical text."
+    )
+
+
+def recommendation(point: dict[str, Any]) -> str:
+    """One line: draft, K and what to expect."""
+    interval = point["speedup_ci"]
+    expected = f"{point['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+    at = f"Recommended at temperature {point['temperature']:g}"
+    which = f"{point['draft']} with K = {point['k']}"
+    if point["pays"] is False:
+        return f"{at}: plain decoding; the best draft, {which}, gives {expected}."
+    if point["pays"] is None:
+        return f"{at}: nothing yet; {which} gives {expected}, which may be no gain."
+    return f"{at}: {which}, expect {expected}."
