@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_cli.measurement.statistics import geometric_mean
 from specdec_cli.measurement.summary import ALL
+
+# A smaller K that is so much slower is not as good, however wide the intervals are.
+TIE = 0.03
 
 
 def mark_best(results: Sequence[dict[str, Any]]) -> None:
     """Set `best`, `predicted_best` and `closed_form_best` in every result over all prompts, for each draft apart.
 
-    Best is the smallest K whose interval reaches the highest speedup; predicted are the highest by either form.
+    Best is the highest speedup, or a smaller K that ties with it; predicted are the highest by either form.
     """
     for result in results:
         result |= {"best": False, "predicted_best": False, "closed_form_best": False}
@@ -46,6 +50,20 @@ def _groups(results: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _best_of(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
     highest = max(points, key=lambda r: r["speedup"])
-    as_good = [r for r in points if r["speedup_ci"] is not None and r["speedup_ci"][1] >= highest["speedup"]]
     # Another draft is another matter: its smaller K is no cheaper for being smaller.
-    return min([r for r in as_good if r["draft"] == highest["draft"]] or [highest], key=lambda r: r["k"])
+    rivals = [r for r in points if r["draft"] == highest["draft"] and r["speedup"] >= (1 - TIE) * highest["speedup"]]
+    return min([r for r in rivals if _ties(r, highest)], key=lambda r: r["k"])
+
+
+def _ties(result: dict[str, Any], highest: dict[str, Any]) -> bool:
+    """Whether the answers, compared one by one, leave open which of two points is faster."""
+    speeds = [
+        {
+            (s["prompt"], s["turn"]): s["new_tokens"] / (s["draft_s"] + s["verify_s"] + s["other_s"])
+            for s in r["samples"]
+        }
+        for r in (result, highest)
+    ]
+    ratios = [speeds[0][place] / speeds[1][place] for place in speeds[0].keys() & speeds[1].keys()]
+    interval = geometric_mean(ratios).interval
+    return result is highest or interval is None or interval[1] >= 1

@@ -38,12 +38,11 @@ class Cost:
     o: float
 
 
-def results(runs: Sequence[Run], with_samples: bool = True) -> list[dict[str, Any]]:
+def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One result for each draft, K and temperature over all prompts; then one a category, where there are several.
 
     Args:
-        runs: of whole blocks.
-        with_samples: put the raw runs into each result.
+        runs: of whole blocks; each result has its own, without their token ids, as `samples`.
     """
     found = []
     # By draft in the order of the first block, which is not rotated, and by K.
@@ -58,8 +57,7 @@ def results(runs: Sequence[Run], with_samples: bool = True) -> list[dict[str, An
                 mine = [run for run in chosen if (run.arm, run.k) == (name, k)]
                 if not mine:  # interrupted before this temperature
                     continue
-                result = _result(mine, plain_runs(chosen), category)
-                found.append(result | ({"samples": [_sample(run) for run in mine]} if with_samples else {}))
+                found.append(_result(mine, plain_runs(chosen), category))
     return found
 
 
@@ -176,6 +174,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
             "differences": len(differences),
             "unexplained": sum(not d.near_tie for _, d in differences),
         },
+        "samples": [_sample(run) for run in runs],
     }
 
 
