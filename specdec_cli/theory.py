@@ -12,7 +12,10 @@ verify pass in target steps, and o, the round's remaining time in target steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+# The pass over K + 1 tokens in target steps: the same at every K, or of each K.
+VerifyCost = float | Mapping[int, float] | Callable[[int], float]
 
 
 def tokens_per_round(alpha: float, num_draft_tokens: int) -> float:
@@ -47,6 +50,27 @@ def speedup(
     return tokens_per_round(alpha, num_draft_tokens) / round_cost
 
 
-def best_num_draft_tokens(alpha: float, draft_cost: float, candidates: Iterable[int] = range(1, 65)) -> int:
-    """The K of `candidates` with the highest closed-form speedup; the smaller K where two are equal."""
-    return max(sorted(candidates), key=lambda k: speedup(alpha, k, draft_cost))
+def best_num_draft_tokens(
+    alpha: float,
+    draft_cost: float,
+    candidates: Iterable[int] = range(1, 65),
+    verify_cost: VerifyCost = 1.0,
+    overhead: float = 0.0,
+) -> int:
+    """The K of `candidates` with the highest speedup; the smaller K where two are equal.
+
+    Args:
+        alpha, draft_cost, overhead: as in `speedup`.
+        candidates: every K to compare.
+        verify_cost: v, or v of each K as a function or a mapping.
+    """
+    return max(
+        sorted(candidates), key=lambda k: speedup(alpha, k, draft_cost, verify_cost_at(verify_cost, k), overhead)
+    )
+
+
+def verify_cost_at(verify_cost: VerifyCost, num_draft_tokens: int) -> float:
+    """v at one K."""
+    if isinstance(verify_cost, Mapping):
+        return verify_cost[num_draft_tokens]
+    return verify_cost(num_draft_tokens) if callable(verify_cost) else verify_cost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_cli.theory import best_num_draft_tokens, speedup, tokens_per_round
+from specdec_cli.theory import best_num_draft_tokens, speedup, tokens_per_round, verify_cost_at
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,22 @@ def test_best_speedup_at_high_acceptance() -> None:
 
 def test_a_tie_goes_to_the_smaller_k() -> None:
     assert best_num_draft_tokens(0.0, 0.0, [3, 2, 5]) == 2
+
+
+def test_best_k_by_the_extended_form_is_smaller_where_verification_grows() -> None:
+    closed = best_num_draft_tokens(0.9, 0.05)
+    growing = best_num_draft_tokens(0.9, 0.05, verify_cost=lambda k: 1 + 0.05 * k, overhead=0.1)
+    assert 1 < growing < closed
+    by_hand = max(range(1, 65), key=lambda k: speedup(0.9, k, 0.05, 1 + 0.05 * k, 0.1))
+    assert growing == by_hand
+
+
+def test_verify_cost_may_be_a_number_a_mapping_or_a_function() -> None:
+    costs = {2: 1.1, 4: 1.2, 8: 5.0}
+    by_mapping = best_num_draft_tokens(0.9, 0.05, costs, costs)
+    assert by_mapping == best_num_draft_tokens(0.9, 0.05, costs, costs.__getitem__) == 4
+    assert best_num_draft_tokens(0.9, 0.05, costs, 1.1) == best_num_draft_tokens(0.9, 0.05, costs) == 8
+    assert [verify_cost_at(v, 4) for v in (1.2, costs, lambda k: 1 + k / 20)] == [1.2, 1.2, 1.2]
 
 
 @pytest.mark.parametrize(
