@@ -9,7 +9,7 @@ from specdec_cli.errors import UsageError
 
 POWERS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 
-_NUMBER = r"\s*(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*"
+_NUMBER = r"\s*(?P<number>(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*"
 _PARAMETERS = re.compile(_NUMBER + r"(?P<power>[KMBT]?)\s*", re.ASCII | re.IGNORECASE)
 # Upper case only: a small b is a bit.
 _BANDWIDTH = re.compile(_NUMBER + r"(?P<power>[KMGTP]?)(?:B/s)?\s*", re.ASCII)

@@ -1,4 +1,4 @@
-"""Measured speedup against K, drawn to a file by matplotlib, or in a terminal by plain characters.
+"""Speedup against K, measured or predicted, drawn to a file by matplotlib, or in a terminal by plain characters.
 
 Points are what was measured, curves what the forms say. Drafts differ by colour and by marker, forms by line style, so
 that a grey print tells them apart; the colours (Okabe and Ito) are told apart also by those who see fewer of them.
@@ -22,14 +22,20 @@ from specdec_cli.errors import SpecdecError, UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from specdec_cli.prediction import Curve
 
 SUFFIXES = (".png", ".svg")
 LABEL_WIDTH = 15  # of a text plot
 INSTALL = "pip install 'specdec-cli[plot]'"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 CHARACTERS_PER_INCH = 14  # of the small print
 INK, QUIET, FAINT = "#222222", "#5f5f5f", "#dddddd"
+# A panel's legend, under its title and out of the way of what is drawn.
+ABOVE: Any = {"bbox_to_anchor": (-0.015, 1.0), "borderaxespad": 0.2, "title_fontproperties": {"weight": "bold"}}
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -166,9 +172,9 @@ def plot_sweep(results: Sequence[Mapping[str, Any]], path: Path, *, machine: str
         for ax, (temperature, by_draft) in zip(axes, panels.items(), strict=True):
             _draw_panel(ax, temperature, {draft: by_draft[draft] for draft in drafts if draft in by_draft}, drafts)
         axes[0].set_ylabel("speedup over plain decoding")
-        _scale_heights(
-            axes, [point for by_draft in panels.values() for points in by_draft.values() for point in points]
-        )
+        points = [point for by_draft in panels.values() for points in by_draft.values() for point in points]
+        heights = [y for p in points for y in (p.low, p.high, p.closed_form, p.extended) if y is not None]
+        _scale_heights(axes, [1.0, *heights])  # break-even is on it
         _explain_lines(figure, axes[0])
 
 
@@ -176,7 +182,9 @@ def _draw_panel(ax: Axes, temperature: float, by_draft: Mapping[str, Sequence[Po
     from matplotlib.lines import Line2D
 
     ks = sorted({point.k for points in by_draft.values() for point in points})
-    _frame(ax, ks)
+    _panel(ax)
+    ax.axhline(1.0, color=INK, linewidth=1.2, linestyle=":", zorder=1)
+    _count_k(ax, ks)
     step = min(0.13, 0.6 / len(by_draft)) * min((b - a for a, b in pairwise(ks)), default=1)
     entries = []
     for place, (draft, points) in enumerate(by_draft.items()):
@@ -187,10 +195,8 @@ def _draw_panel(ax: Axes, temperature: float, by_draft: Mapping[str, Sequence[Po
         best = best_of(points)
         label = f"{_short(draft)}: best {best.speedup:.2f}x at K {best.k}"
         entries.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=6, label=label))
-    ax.legend(
-        handles=entries, title=f"temperature {temperature:g}", alignment="left", loc="lower left",
-        title_fontproperties={"weight": "bold"}, bbox_to_anchor=(-0.015, 1.0), borderaxespad=0.2, handletextpad=0.2,
-    )  # fmt: skip
+    title = f"temperature {temperature:g}"
+    ax.legend(handles=entries, title=title, alignment="left", loc="lower left", handletextpad=0.2, **ABOVE)
 
 
 def _draw_draft(ax: Axes, points: Sequence[Point], colour: str, marker: str, aside: float) -> None:
@@ -218,26 +224,26 @@ def _measured(marker: str) -> dict[str, Any]:
     return point | {"elinewidth": 1.4, "capsize": 2.5}
 
 
-def _frame(ax: Axes, ks: Sequence[int]) -> None:
-    ax.axhline(1.0, color=INK, linewidth=1.2, linestyle=":", zorder=1)
+def _panel(ax: Axes) -> None:
     ax.grid(axis="y", color=FAINT, linewidth=0.7)
     ax.set_axisbelow(True)
+
+
+def _count_k(ax: Axes, ks: Sequence[int]) -> None:
+    """The axis of K, with as many of them named as have room."""
     ax.set_xlabel("K, tokens drafted a round")
     span = max(ks) - min(ks)
     ax.set_xlim(min(ks) - max(0.5, span * 0.05), max(ks) + max(0.5, span * 0.05))
     ticks: list[int] = []
-    for k in ks:  # as many of them as have room
+    for k in ks:
         if not ticks or k - ticks[-1] >= span / 16:
             ticks.append(k)
     ax.set_xticks(ticks)
 
 
-def _scale_heights(axes: Sequence[Axes], points: Sequence[Point]) -> None:
-    """One scale for all panels, with break-even on it."""
-    heights = [1.0]
-    for point in points:
-        heights += [y for y in (point.low, point.high, point.closed_form, point.extended) if y is not None]
-    low, high = min(heights), max(heights)
+def _scale_heights(axes: Sequence[Axes], speedups: Sequence[float]) -> None:
+    """One scale that holds all of them."""
+    low, high = min(speedups), max(speedups)
     room = max(0.05, (high - low) * 0.06)
     axes[0].set_ylim(low - room, high + room)
     digits = 1 if high - low > 0.6 else 2
@@ -255,6 +261,55 @@ def _explain_lines(figure: Figure, ax: Axes) -> None:
         Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="break-even"),
     ]
     figure.legend(handles=[measured, *lines], loc="outside lower left", ncols=4, columnspacing=1.8)
+
+
+def plot_theory(tokens: Sequence[Curve], speedups: Sequence[Curve], path: Path, *, alpha: float, costs: str) -> None:
+    """Draw the two panels everyone knows: tokens a pass against alpha, and speedup against K with the optimum marked.
+
+    Args:
+        tokens, speedups: the curves of each panel, see `prediction.curves`.
+        path: a .png or .svg file, see `check_plot`.
+        alpha: marked in the first panel.
+        costs: what the second holds for, for the line under the heading.
+    """
+    rows = max(len(tokens), len(speedups))
+    with _figure(path, 10.0, 4.6 + 0.2 * rows, "Speculative decoding by formula", costs) as figure:
+        left, right = figure.subplots(1, 2)
+        for ax, curves in ((left, tokens), (right, speedups)):
+            _panel(ax)
+            entries = [_draw_curve(ax, curve, i) for i, curve in enumerate(curves)]
+            ax.legend(
+                handles=entries, title="tokens a pass of the target" if ax is left else "speedup over plain decoding",
+                alignment="left", loc="lower left", handlelength=3.6, **ABOVE,
+            )  # fmt: skip
+        left.axvline(alpha, color=INK, linewidth=1.2, linestyle=":", zorder=1)
+        left.set(xlabel="alpha, the probability that a drafted token is accepted", xlim=(0, 1.01))
+        left.set_ylim(1, max(max(curve.ys) for curve in tokens) * 1.03)
+        right.axhline(1.0, color=INK, linewidth=1.2, linestyle=":", zorder=1)
+        _count_k(right, [int(x) for x in speedups[0].xs])
+        _scale_heights([right], [1.0, *(y for curve in speedups for y in curve.ys)])
+        dotted = f"dotted: alpha {alpha:g} on the left, break-even on the right"
+        points = "points: the accept/reject rule simulated; " if any(curve.simulated for curve in tokens) else ""
+        figure.supxlabel(points + dotted, x=0.01, ha="left", fontsize=9, color=QUIET)
+
+
+def _draw_curve(ax: Axes, curve: Curve, number: int) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    width = 2.4 if curve.chosen else 1.3
+    look: dict[str, Any] = {"color": colour, "linewidth": width, "linestyle": LINES[number % len(LINES)]}
+    ax.plot(curve.xs, curve.ys, **look)
+    point: dict[str, Any] = {"marker": marker, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.8}
+    for x, y in curve.simulated:
+        ax.plot([x], [y], color=colour, **point, zorder=3)
+    name = curve.name
+    if curve.best is not None:
+        k, height = curve.best
+        ax.plot([k], [height], color=colour, **point | {"markersize": 9}, zorder=4)
+        name += f": best {height:.2f}x at K {k:g}"
+    drawn = point if curve.simulated or curve.best is not None else {}
+    return Line2D([], [], **look, **drawn, label=name)
 
 
 @contextmanager

@@ -1,0 +1,103 @@
+"""`specdec predict`: what the formulas promise, with no model loaded."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.errors import UsageError
+from specdec_cli.prediction import MOST_ROUNDS, PLOTTED_ROUNDS, Costs, Estimate, curves, predictions
+from specdec_cli.reports.console import PipeConsole
+from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.predict import headline, predict_report, rows, short_rows
+from specdec_cli.reports.rows import to_csv, to_markdown
+
+PLAIN_WIDTH = 100  # of a table in a file
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """Everything that the command line decides.
+
+    Attributes:
+        costs: given, or by `estimate`.
+        estimate: the sizes and the machine that the costs were estimated from; None where they were given.
+        ks: sorted.
+        simulated_rounds: of each K; 0 for none.
+    """
+
+    alpha: float
+    costs: Costs
+    ks: tuple[int, ...]
+    estimate: Estimate | None = None
+    simulated_rounds: int = 0
+    seed: int = 0
+    plot: Path | None = None
+    output_format: str = "table"
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"--alpha must be between 0 and 1 (a probability), not {self.alpha:g}")
+        if self.simulated_rounds != 0 and not 2 <= self.simulated_rounds <= MOST_ROUNDS:
+            raise UsageError(
+                f"--simulate must be 2 to {MOST_ROUNDS:,} rounds, or 0 for none, not {self.simulated_rounds:,}"
+            )
+        if self.seed < 0:
+            raise UsageError(f"--seed must be 0 or above, not {self.seed}")
+
+
+def run(request: PredictRequest) -> int:
+    """Predict, and simulate where asked to; the exit code."""
+    rng = random.Random(request.seed)
+    record = document(
+        environment={"python": platform.python_version(), "platform": platform.platform()},
+        settings=_settings(request),
+        estimate=request.estimate.record() if request.estimate else None,
+        results=predictions(request.alpha, request.costs, request.ks, request.simulated_rounds, rng),
+    )
+    if request.plot is not None:
+        from specdec_cli.reports.plots import plot_theory
+
+        simulated = request.simulated_rounds > 0
+        tokens, speedups = curves(request.alpha, request.costs, request.ks, simulated, rng)
+        note = f"; {PLOTTED_ROUNDS:,} rounds simulated a point, seed {request.seed}" if simulated else ""
+        plot_theory(tokens, speedups, request.plot, alpha=request.alpha, costs=headline(record) + note)
+    _show(request, record)
+    return 0
+
+
+def _settings(request: PredictRequest) -> dict[str, object]:
+    return {
+        "alpha": request.alpha,
+        "cost": request.costs.draft,
+        "verify": {k: request.costs.verify_at(k) for k in request.ks},
+        "overhead": request.costs.overhead,
+        "k": request.ks,
+        "simulate": request.simulated_rounds,
+        "seed": request.seed,
+    }
+
+
+def _show(request: PredictRequest, record: dict[str, Any]) -> None:
+    with ExitStack() as stack:
+        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
+        if request.output_format == "json":
+            out.write(to_json(record, indent=2) + "\n")
+        elif request.output_format == "jsonl":
+            head = {key: value for key, value in record.items() if key != "results"}
+            out.writelines(to_json({**head, **result}) + "\n" for result in record["results"])
+        elif request.output_format == "csv":
+            out.write(to_csv(rows(record)))
+        elif request.output_format == "markdown":
+            out.write(to_markdown(short_rows(record)))
+        else:
+            width = None if out.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+            PipeConsole(file=out, highlight=False, width=width).print(predict_report(record))
+        out.flush()

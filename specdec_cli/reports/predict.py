@@ -1,0 +1,132 @@
+"""A prediction's document as a table and sentences for a person, and as flat rows for CSV and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specdec_cli.reports.rows import flatten
+
+
+def predict_report(document: dict[str, Any]) -> Group:
+    """Everything `specdec predict` shows: the estimate of costs, a row for each K, and what to make of it."""
+    results = document["results"]
+    estimate = document["estimate"]
+    parts: list[RenderableType] = [Text(line) for line in _estimate_lines(estimate, results)] if estimate else []
+    parts += [Text(headline(document), style="bold"), _table(results), Text(_best(results), style="bold")]
+    if results[0]["simulated"]:
+        parts.append(Text(_simulation(results)))
+    return Group(*parts)
+
+
+def headline(document: dict[str, Any]) -> str:
+    """What the results hold for, in one line."""
+    settings = document["settings"]
+    values = [result["cost"]["v"] for result in document["results"]]
+    low, high = min(values), max(values)
+    verify = f"v {low:.3g}" if low == high else f"v {low:.3g} to {high:.3g}"
+    c = document["results"][0]["cost"]["c"]
+    return f"alpha {settings['alpha']:g}, c {c:.3g}, {verify}, o {settings['overhead']:.3g} (in target steps)"
+
+
+def rows(document: dict[str, Any]) -> list[dict[str, object]]:
+    """Every result as one flat row."""
+    return [flatten(result) for result in document["results"]]
+
+
+def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
+    """The columns that a person reads, for Markdown."""
+    return [dict(zip(_headings(document["results"]), _cells(r), strict=True)) for r in document["results"]]
+
+
+def _headings(results: Sequence[dict[str, Any]]) -> list[str]:
+    simulated = ["simulated", "its alpha"] if results[0]["simulated"] else []
+    return ["K", "tokens/round", *simulated, "v", "closed form", "extended"]
+
+
+def _cells(r: dict[str, Any]) -> list[str]:
+    run = r["simulated"]
+    simulated = [f"{run['tokens_per_round']:.3f} ±{run['standard_error']:.3f}", f"{run['alpha']:.3f}"] if run else []
+    predicted = r["predicted"]
+    return [
+        str(r["k"]),
+        f"{r['tokens_per_round_formula']:.3f}",
+        *simulated,
+        f"{r['cost']['v']:.2f}",
+        f"{predicted['closed_form']:.2f}x" + ("°" if r["closed_form_best"] else ""),
+        f"{predicted['extended']:.2f}x" + ("*" if r["predicted_best"] else ""),
+    ]
+
+
+def _table(results: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in _headings(results):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        # A space where others have a mark, so that the figures line up.
+        cells = [cell + " " if cell.endswith("x") else cell for cell in _cells(result)]
+        table.add_row(*cells, style="bold" if result["predicted_best"] else "")
+    return table
+
+
+def _best(results: Sequence[dict[str, Any]]) -> str:
+    best = next(r for r in results if r["predicted_best"])
+    closed = next(r for r in results if r["closed_form_best"])
+    gain, promised = best["predicted"]["extended"], closed["predicted"]["closed_form"]
+    if gain > 1:
+        text = f"* Best by the extended form: K {best['k']}, {gain:.2f}x"
+        text += ", the largest K asked for." if len(results) > 1 and best["k"] == results[-1]["k"] else "."
+    else:
+        text = f"* No K of these pays: the best, K {best['k']}, runs at {gain:.2f}x of plain decoding."
+    return f"{text} ° By the closed form: K {closed['k']}, {promised:.2f}x."
+
+
+def _simulation(results: Sequence[dict[str, Any]]) -> str:
+    off, k = max((_departure(r), r["k"]) for r in results)
+    rounds = results[0]["simulated"]["rounds"]
+    return (
+        f"Simulated: {rounds:,} rounds of the accept/reject rule at each K; furthest from the formula at K {k}, by "
+        f"{off:.1f} standard errors."
+    )
+
+
+def _departure(r: dict[str, Any]) -> float:
+    """Simulated tokens a round from the formula's, in standard errors; 0 where nothing is left to chance."""
+    run = r["simulated"]
+    difference = abs(run["tokens_per_round"] - r["tokens_per_round_formula"])
+    return float(difference / run["standard_error"]) if run["standard_error"] else 0.0
+
+
+def _estimate_lines(estimate: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[str]:
+    target, draft = estimate["target"], estimate["draft"]
+    best = next(r for r in results if r["predicted_best"])
+    verify = f"; a pass over {best['k'] + 1} tokens {_ms(best['cost']['v'] * target['step_s'])}"
+    used = 2 * target["parameters"] / target["bytes"]
+    return [
+        f"target: {_step(target)}{verify}",
+        f"draft: {_step(draft)}",
+        f"machine: busy from {estimate['flop_per_byte']:.0f} FLOP a byte; decoding one token has {used:.2g}",
+    ]
+
+
+def _step(side: dict[str, Any]) -> str:
+    size = f"{_scaled(side['parameters'], 'B')} parameters, {side['dtype']}, {_scaled(side['bytes'], 'G')}B"
+    return f"{size}: a step {_ms(side['memory_s'])} of memory traffic and {_ms(side['arithmetic_s'])} of arithmetic"
+
+
+def _scaled(number: float, billions: str) -> str:
+    for size, letter in ((1e12, "T"), (1e9, billions), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.4g}{letter}" if billions == "B" else f"{number / size:.4g} {letter}"
+    return f"{number:.4g}"
+
+
+def _ms(seconds: float) -> str:
+    if seconds < 1e-5:
+        return f"{seconds * 1e6:.2g} us"
+    return f"{seconds * 1000:.2f} ms" if seconds < 1e-2 else f"{seconds * 1000:.4g} ms"
