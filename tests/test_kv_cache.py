@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, PreTrainedConfig, PreTrainedModel, RwkvConfig, xLSTMConfig
 
 from specdec_cli.errors import IncompatiblePairError
+from specdec_cli.runtime import cache_layers
 from specdec_cli.runtime.kv_cache import UNLIMITED, TransformersModel
 
 pytestmark = pytest.mark.exactness
@@ -29,6 +30,12 @@ PROMPTS = (1, tiny.WINDOW - 1, tiny.WINDOW, tiny.WINDOW + 1, 3 * tiny.WINDOW)
 LENGTH = 6 * tiny.WINDOW  # of the text: reads go well past the window, whatever the prompt
 LARGEST_BLOCK = 6
 EXACT, WRONG = 1e-4, 1e-2  # float32 rounding stays two orders below, a wrong cache is two orders above
+SMALL = 8  # tokens that a buffer has room for at first, so that it fills up and grows within the text
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_layers, "FIRST_CAPACITY", SMALL)
 
 
 @dataclass(frozen=True)
@@ -173,12 +180,28 @@ def test_roll_back_lets_sliding_layers_drop_what_is_out_of_the_window(
 ) -> None:
     subject = subjects(family)
     subject.cached.reset()
-    for ids in subject.text.split(5):
+    capacities = []
+    for ids in [*subject.text.split(5), *subject.text.split(5)]:
         subject.cached.forward(ids, num_logits=1)
         subject.cached.roll_back(0)
-    layers = [layer for layer in subject.cached._cache.layers if layer.is_sliding]
-    assert layers
-    assert all(layer.keys.shape[-2] < tiny.WINDOW for layer in layers)
+        buffers = [layer._buffer for layer in subject.cached._cache.layers if layer.is_sliding]
+        assert buffers
+        assert all(buffer.end - buffer.start < tiny.WINDOW for buffer in buffers)
+        capacities.append({buffer.capacity for buffer in buffers})
+    assert capacities[-1] == capacities[len(capacities) // 2]  # and no longer grows
+
+
+def test_buffers_grow_by_doubling_and_never_by_a_token(subjects: Callable[[str], Subject]) -> None:
+    """A step's cost must not depend on how much is cached: no copy of everything but when the length has doubled."""
+    cached = subjects("llama").cached
+    cached.reset()
+    buffers = set()
+    with torch.inference_mode():
+        for ids in subjects("llama").text.split(1):
+            cached.forward(ids, num_logits=1)
+            cached.roll_back(0)
+            buffers.add(cached._cache.layers[0]._buffer._tensors[0].data_ptr())
+    assert len(buffers) <= 1 + (LENGTH // SMALL).bit_length()
 
 
 @torch.inference_mode()
