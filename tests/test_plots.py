@@ -49,7 +49,7 @@ def test_a_plot_says_what_it_shows(tmp_path: Path) -> None:
     texts = draw(tmp_path, SWEEP, target="demo:target")
     assert {"Speedup against K, target demo:target", MACHINE, "temperature 0"} <= set(texts)
     assert {"K, tokens drafted a round", "speedup over plain decoding"} <= set(texts)
-    assert {"measured, interval", "extended form", "closed form", "break-even"} <= set(texts)
+    assert {"measured, 95 % interval", "extended form", "closed form", "break-even"} <= set(texts)
     assert {"1", "2", "4", "8"} <= set(texts)
     assert "demo:draft: best 1.60x at K 2" in texts  # as marked, though K 4 is a little higher
 

@@ -136,7 +136,7 @@ def text_plot(results: Sequence[Mapping[str, Any]], width: int = 80) -> str:
                 bar = _bar(point, columns / highest)
                 lines.append(f"{f'K {point.k}':>6} {point.speedup:5.2f}x{mark} {bar}".rstrip())
             lines.append("")
-    lines += textwrap.wrap("# measured, = its interval, e extended form, c closed form, | break-even, * best", width)
+    lines += textwrap.wrap("# measured, = 95 % interval, e extended, c closed form, | break-even, * best", width)
     return "\n".join(lines)
 
 
@@ -254,7 +254,9 @@ def _explain_lines(figure: Figure, ax: Axes) -> None:
     from matplotlib.lines import Line2D
 
     nowhere = [float("nan")]
-    measured = ax.errorbar(nowhere, nowhere, yerr=nowhere, color=QUIET, label="measured, interval", **_measured("o"))
+    measured = ax.errorbar(
+        nowhere, nowhere, yerr=nowhere, color=QUIET, label="measured, 95 % interval", **_measured("o")
+    )
     lines = [
         Line2D([], [], color=QUIET, linestyle="-", linewidth=1.4, label="extended form"),
         Line2D([], [], color=QUIET, linestyle="--", linewidth=1.4, label="closed form"),
