@@ -77,10 +77,11 @@ def test_only_results_over_all_prompts_are_drawn(tmp_path: Path) -> None:
     [
         [result(4, 1.2)],
         [result(4, 1.2, speedup_ci=None, predicted=UNKNOWN)],
+        [result(4, 1.2, speedup_ci=(1.25, 1.3))],
         [result(k, 1.0, draft=f"/a/$HOME/_{'long' * 30}_$x") for k in range(1, 101)],
         [result(k, 1.0 + k / 10, draft=f"draft {n}") for k in (1, 2) for n in range(9)],
     ],
-    ids=["one-point", "nothing-known", "awkward-name", "more-drafts-than-colours"],
+    ids=["one-point", "nothing-known", "interval-beside", "awkward-name", "more-drafts-than-colours"],
 )
 def test_what_is_unusual_is_drawn_too(tmp_path: Path, results: list[dict[str, Any]]) -> None:
     texts = draw(tmp_path, results)

@@ -210,7 +210,8 @@ def _draw_draft(ax: Axes, points: Sequence[Point], colour: str, marker: str, asi
             ks, heights = [ks[0] - 0.15, ks[0] + 0.15], heights * 2
         ax.plot(ks, heights, style, color=colour, linewidth=1.4, alpha=0.85, **more)
     places = [point.k + aside for point in points]
-    errors = [[p.speedup - p.low for p in points], [p.high - p.speedup for p in points]]
+    # A bootstrap's interval need not hold the figure itself.
+    errors = [[max(0.0, p.speedup - p.low) for p in points], [max(0.0, p.high - p.speedup) for p in points]]
     ax.errorbar(places, [point.speedup for point in points], yerr=errors, color=colour, **_measured(marker), zorder=3)
     best = best_of(points)
     ax.plot(
