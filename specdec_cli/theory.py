@@ -74,3 +74,32 @@ def verify_cost_at(verify_cost: VerifyCost, num_draft_tokens: int) -> float:
     if isinstance(verify_cost, Mapping):
         return verify_cost[num_draft_tokens]
     return verify_cost(num_draft_tokens) if callable(verify_cost) else verify_cost
+
+
+def break_even_alpha(num_draft_tokens: int, draft_cost: float) -> float | None:
+    """The alpha at which K drafted tokens a round neither gain nor lose in the closed form; above it they gain.
+
+    That is where alpha + alpha^2 + ... + alpha^K = K c. At K = 1 it is c itself, and it grows with K.
+
+    Args:
+        num_draft_tokens: K, 1 or above.
+        draft_cost: c, a draft step in target steps.
+
+    Returns:
+        None where c is 1 or above: then even a draft that is always right gains nothing.
+
+    Raises:
+        ValueError: K below 1 or a negative c.
+    """
+    if num_draft_tokens < 1 or draft_cost < 0:
+        raise ValueError(f"K must be 1 or above and c at least 0, got {num_draft_tokens} and {draft_cost}")
+    if draft_cost >= 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(60):  # halvings: to the last digit
+        middle = (low + high) / 2
+        if tokens_per_round(middle, num_draft_tokens) < num_draft_tokens * draft_cost + 1:
+            low = middle
+        else:
+            high = middle
+    return high

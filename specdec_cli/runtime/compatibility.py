@@ -114,12 +114,13 @@ def describe_differences(
         notes.append(
             f"the {chat} has a chat template, the {base} has none: an instruct and a base model may agree seldom"
         )
-    elif ours and _rendered(target) != _rendered(draft):
+    elif ours and render_dialogue(target) != render_dialogue(draft):
         notes.append("the chat templates render differently; the target's is used for both")
     return notes
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase) -> str:
+def render_dialogue(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A sample dialogue by the tokenizer's chat template, or how the template refuses it."""
     dialogue = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi"},

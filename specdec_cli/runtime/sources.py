@@ -27,13 +27,14 @@ EMBEDDED = {f"demo:{role}": Path(__file__).parents[1] / "demo" / role for role i
 Report = Callable[[str], None]
 
 
-def locate(source: str, option: str, report: Report) -> str:
+def locate(source: str, option: str, report: Report, weights: bool = True) -> str:
     """A folder that from_pretrained can read, or a hub id.
 
     Args:
         source: what the user gave.
         option: the option it came from, for messages.
         report: told in a line what takes long.
+        weights: whether they will be read; without them a GGUF file need not be converted.
 
     Raises:
         UsageError: there is no such folder or file, or it holds no checkpoint.
@@ -44,13 +45,13 @@ def locate(source: str, option: str, report: Report) -> str:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise UsageError(f"{option} {source} is a file but no .gguf: give the checkpoint's folder")
-        return str(gguf_as_folder(path, option, report))
+        return str(gguf_as_folder(path, option, report, weights))
     if path.is_dir():
         if (path / "config.json").is_file():
             return str(path)
         gguf_files = sorted(path.glob("*.gguf"))
         if len(gguf_files) == 1:
-            return str(gguf_as_folder(gguf_files[0], option, report))
+            return str(gguf_as_folder(gguf_files[0], option, report, weights))
         what = f"{len(gguf_files)} .gguf files: name one of them" if gguf_files else "no config.json"
         raise UsageError(f"{option} {source} is a folder with {what}")
     looks_like_a_path = source.startswith((".", "/", "~")) or source.endswith(".gguf") or source.count("/") > 1
@@ -70,10 +71,13 @@ def cache_folder() -> Path:
     return Path(base) / "specdec" if base else Path.home() / ".cache" / "specdec"
 
 
-def gguf_as_folder(path: Path, option: str, report: Report) -> Path:
+def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True) -> Path:
     """The file as an ordinary checkpoint in bfloat16, converted at its first use.
 
     The cache's key is the file's content, so a renamed or moved file is recognised and a changed one is not mistaken.
+
+    Args:
+        weights: False is content with a folder of configuration and tokenizer, which takes seconds to make.
 
     Raises:
         UsageError: it is not a GGUF file.
@@ -86,13 +90,19 @@ def gguf_as_folder(path: Path, option: str, report: Report) -> Path:
         folder = cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
     if (folder / "config.json").is_file():
         return folder
-    report(f"converting {path.name} to safetensors, once (kept in {folder})")
+    if weights:
+        report(f"converting {path.name} to safetensors, once (kept in {folder})")
+    else:
+        folder = folder.with_name(f"{folder.name}-metadata")
+        if (folder / "config.json").is_file():
+            return folder
+        report(f"reading the metadata of {path.name}, once (kept in {folder})")
     with _writable_cache():
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
     try:
         with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
-            _convert(path, unfinished)
+            (_convert if weights else _convert_metadata)(path, unfinished)
         os.replace(unfinished, folder)
     except ImportError as error:
         raise SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'") from error
@@ -143,6 +153,20 @@ def _convert(path: Path, folder: Path) -> None:
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _convert_metadata(path: Path, folder: Path) -> None:
+    """What `_convert` writes, without the weights."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    config = AutoConfig.from_pretrained(path.parent, **where)
+    config.dtype = torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+    GenerationConfig(**ends).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config.save_pretrained(folder)
 
 
 def _content_hash(path: Path) -> str:
