@@ -57,7 +57,8 @@ def ratios(pair: Pair, k: int, rounds: int, sampling: SamplingSettings) -> tuple
     prompt = pair.encode([{"role": "user", "content": PROMPT}], raw=False)
     target, draft = (Bare(c.model, prompt) for c in (pair.checkpoint, pair.draft_checkpoint))
     drafter = DraftModel(pair.draft, sampling)
-    found, outside = [], []
+    found: list[float] = []
+    outside: list[float] = []
     while len(found) < rounds:
         generation = Generation(
             pair.target, drafter, prompt, num_draft_tokens=k, sampling=sampling, stopping=Stopping(64), clock=clock

@@ -35,6 +35,7 @@ class ModelSettings:
         dtype: "auto" takes the checkpoint's type where the device computes it fast, else float32.
         offline: never touch the network.
         trust_remote_code: run Python code that a checkpoint brings along.
+        dummy_weights: build the model from its configuration with random weights, to time it without a download.
     """
 
     source: str
@@ -43,6 +44,7 @@ class ModelSettings:
     dtype: str = "auto"
     offline: bool = False
     trust_remote_code: bool = False
+    dummy_weights: bool = False
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "the model is an empty string: give a folder, a .gguf file or a hub id")
@@ -123,6 +125,8 @@ class BenchSettings:
         limit: prompts to use, from the start of the set; 0 for all.
         ignore_end_token: all arms generate exactly `max_new_tokens`.
         seed: of all random draws; each prompt adds its number.
+        simulated_acceptance: each drafted token is accepted with this probability, whatever the models say; the text
+            means nothing then, the times do. None applies the rule.
     """
 
     ks: tuple[int, ...]
@@ -131,8 +135,14 @@ class BenchSettings:
     limit: int = 0
     ignore_end_token: bool = True
     seed: int = 0
+    simulated_acceptance: float | None = None
 
     def __post_init__(self) -> None:
+        simulated = self.simulated_acceptance
+        _require(
+            simulated is None or 0 <= simulated <= 1,
+            f"--simulate-acceptance is a probability, between 0 and 1, not {simulated}",
+        )
         _require(
             bool(self.ks) and min(self.ks) >= 1, "--k must be 1 or above; plain decoding is measured beside it anyway"
         )

@@ -48,10 +48,10 @@ TokensOption = Annotated[
 ]
 IgnoreEosOption = Annotated[
     bool,
-    typer.Option(
+    o.flag(
         "--ignore-eos/--no-ignore-eos",
+        panel=MEASUREMENT,
         help="Generate exactly so many, past the model's end token.",
-        rich_help_panel=MEASUREMENT,
     ),
 ]
 TemperaturesOption = Annotated[
@@ -68,7 +68,7 @@ SystemOption = Annotated[
 ]
 RawOption = Annotated[
     bool,
-    typer.Option("--raw", help="Send prompts as they are, without the chat template.", rich_help_panel=MEASUREMENT),
+    o.flag("--raw", panel=MEASUREMENT, help="Send prompts as they are, without the chat template."),
 ]
 CompareOption = Annotated[
     Peer | None,
@@ -78,14 +78,29 @@ CompareOption = Annotated[
 ]
 CheckOption = Annotated[
     bool,
-    typer.Option(
+    o.flag(
         "--check-distribution",
+        panel=MEASUREMENT,
         help="Above temperature 0: chi-square of sampled first tokens against the target's.",
-        rich_help_panel=MEASUREMENT,
     ),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan and how long it would take.", rich_help_panel=MEASUREMENT)
+DryRunOption = Annotated[bool, o.flag("--dry-run", panel=MEASUREMENT, help="Show the plan and how long it would take.")]
+DummyOption = Annotated[
+    bool,
+    typer.Option(
+        "--dummy-weights",
+        help="Random weights in the models' shapes: time a pair before downloading it.",
+        rich_help_panel=o.MODELS,
+    ),
+]
+SimulateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--simulate-acceptance",
+        help="Accept each drafted token with this probability: speeds at a known alpha, meaningless text.",
+        rich_help_panel=o.SPECULATION,
+        show_default=False,
+    ),
 ]
 ResumeOption = Annotated[
     Path | None,
@@ -120,6 +135,8 @@ def bench(
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
     trust_remote_code: o.TrustOption = False,
+    dummy_weights: DummyOption = False,
+    simulate_acceptance: SimulateOption = None,
     k: Annotated[
         int | None,
         typer.Option(
@@ -152,7 +169,7 @@ def bench(
     models = o.choose_models(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
     )  # fmt: skip
     return _measure(
         models, ks=(models.k if k is None else k,), temperatures=temperature,
@@ -160,6 +177,7 @@ def bench(
         max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, system=system, raw=raw, compare=compare,
         check_distribution=check_distribution, dry_run=dry_run, resume=resume,
         fail_if_slower=fail_if_slower, output_format=output_format, output=output, quiet=quiet,
+        simulated=simulate_acceptance,
     )  # fmt: skip
 
 
@@ -175,6 +193,8 @@ def sweep_k(
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
     trust_remote_code: o.TrustOption = False,
+    dummy_weights: DummyOption = False,
+    simulate_acceptance: SimulateOption = None,
     k: Annotated[
         str,
         typer.Option(
@@ -222,14 +242,14 @@ def sweep_k(
     models = o.choose_models(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
     )  # fmt: skip
     return _measure(
         models, ks=ks, temperatures=temperature, sampling=(top_k, top_p, min_p, repetition_penalty), seed=seed,
         prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, system=system, raw=raw,
         compare=compare, check_distribution=check_distribution, dry_run=dry_run, resume=resume,
         fail_if_slower=fail_if_slower, output_format=output_format, output=output, quiet=quiet, sweep=True, plot=plot,
-        export=export,
+        export=export, simulated=simulate_acceptance,
     )  # fmt: skip
 
 
@@ -254,17 +274,26 @@ def _measure(
     output_format: ReportFormat,
     output: Path | None,
     quiet: bool,
+    simulated: float | None,
     sweep: bool = False,
     plot: Path | None = None,
     export: str | None = None,
 ) -> int:
     from specdec_cli.prompts import builtin_names, builtin_prompts, read_prompts
     from specdec_cli.reports.export import check_writable
+    from specdec_cli.reports.runs_file import seed_of
 
     if any(draft.name == NO_DRAFT for draft in models.drafts):
         raise UsageError(
             f"--draft {NO_DRAFT} is the baseline, which is always measured: name a draft to stand against it"
         )
+    for path, option in ((output, "--output"), (resume, "--resume")):
+        if path is not None:
+            check_writable(path, option)
+    if output is not None and resume is not None and output.resolve() == resume.resolve():
+        raise UsageError("--output and --resume name the same file: choose two")
+    if seed is None and resume is not None:
+        seed = seed_of(resume)
     temperatures = list(dict.fromkeys(temperatures or [0.0]))
     chosen = [SamplingSettings(t, *sampling) for t in temperatures]
     settings = BenchSettings(
@@ -274,6 +303,7 @@ def _measure(
         limit=limit,
         ignore_end_token=ignore_eos,
         seed=secrets.randbelow(2**32) if seed is None else seed,
+        simulated_acceptance=simulated,
     )
     if check_distribution and not any(temperatures):
         raise UsageError("--check-distribution needs a --temperature above 0; at 0 ids are compared anyway")
@@ -286,17 +316,19 @@ def _measure(
         from specdec_cli.reports.plots import check_plot
 
         check_plot(plot, "--plot")
+    if simulated is not None and (compare is not None or check_distribution):
+        raise UsageError("--simulate-acceptance replaces the rule: leave out --compare and --check-distribution")
     if compare is not None and not ignore_eos:
         raise UsageError("--compare needs --ignore-eos, so that all generate the same number of tokens")
     if fail_if_slower is not None and not fail_if_slower > 0:
         raise UsageError(f"--fail-if-slower must be above 0, not {fail_if_slower:g}")
-    for path, option in ((output, "--output"), (resume, "--resume")):
-        if path is not None:
-            check_writable(path, option)
-    if output is not None and resume is not None and output.resolve() == resume.resolve():
-        raise UsageError("--output and --resume name the same file: choose two")
+    if export is not None and output_format is ReportFormat.jsonl and output is None:
+        raise UsageError("--export and --format jsonl both write to stdout: add --output FILE for the lines")
     source = prompts or ("code" if models.target.source.startswith("demo:") else "mixed")
-    todo = builtin_prompts(source) if source in builtin_names() else read_prompts(Path(source))
+    names = builtin_names()
+    if source not in names and not Path(source).exists():
+        raise UsageError(f"--prompts {source} is neither a file nor a built-in set ({' or '.join(names)})")
+    todo = builtin_prompts(source) if source in names else read_prompts(Path(source))
     o.silence_libraries(quiet)
 
     from specdec_cli.commands import bench as command

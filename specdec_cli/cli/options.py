@@ -162,6 +162,7 @@ def choose_models(
     draft_revision: str | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
+    dummy_weights: bool = False,
 ) -> ModelChoice:
     """Join the model options with the preset that they stand beside.
 
@@ -183,6 +184,7 @@ def choose_models(
         source=target or (pair.target if pair else ""),
         revision=revision or (pair.revision if pair else None),
         device=device, dtype=wanted, offline=offline, trust_remote_code=trust_remote_code,
+        dummy_weights=dummy_weights,
     )  # fmt: skip
 
     def draft_settings(source: str) -> ModelSettings | None:
@@ -192,7 +194,7 @@ def choose_models(
             source=source,
             revision=draft_revision or (pair.draft_revision if pair and own_draft else None),
             device=draft_device or device, dtype=wanted if draft_dtype is None else draft_dtype.value,
-            offline=offline, trust_remote_code=trust_remote_code,
+            offline=offline, trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
         )  # fmt: skip
 
     names = list(drafts) or [pair.draft if pair else NO_DRAFT]

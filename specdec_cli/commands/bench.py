@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -87,12 +87,26 @@ class _Dialogue:
         return len(self.prompt.turns)
 
     def prompt_ids(self, answers: Sequence[Sequence[int]]) -> Sequence[int]:
+        return self._encode([self.pair.decode(answer) for answer in answers], 1)
+
+    def require_room(self, number: int) -> None:
+        """Whether the context holds every turn and full answers to all of them, told before anything is measured.
+
+        Raises:
+            UsageError: it does not, or a prompt cannot be encoded; names the prompt.
+        """
+        try:
+            self._encode([""] * (self.turns - 1), self.turns)
+        except UsageError as error:
+            raise UsageError(f"prompt {number}: {error}") from error
+
+    def _encode(self, answers: Sequence[str], room_for: int) -> Sequence[int]:
         messages = conversation(self.prompt, self.request.system)
         for text, answer in zip(self.prompt.turns, answers, strict=False):
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": self.pair.decode(answer)})
+            messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self.prompt.turns[len(answers)]})
-        return self.pair.encode(messages, self.request.raw, room=self.request.settings.max_new_tokens)
+        return self.pair.encode(messages, self.request.raw, room=room_for * self.request.settings.max_new_tokens)
 
 
 def run(request: BenchRequest) -> int:
@@ -107,36 +121,23 @@ def run(request: BenchRequest) -> int:
     for note in (note for pair in pairs for note in pair.notes):
         report(f"note: {note}")
     dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
-    for dialogue in dialogues:  # before anything is measured
-        dialogue.prompt_ids(())
+    for number, dialogue in enumerate(dialogues, start=1):
+        dialogue.require_room(number)
     contests = {t: _contest(request, pairs, t) for t in request.settings.temperatures}
     settings = _settings(request, pairs)
     head = {"environment": environment(*_devices(pairs)), "settings": settings}
     session = Session()
+    if request.resume is not None:
+        session.runs = _known_runs(request, request.resume, settings, contests)
+        if session.runs:
+            report(f"{len(session.runs)} runs are in {request.resume} already")
     with ExitStack() as stack:
-        lines = []
-        if request.resume is not None:
-            session.runs = measure.whole_blocks(_read(request.resume, settings), contests)
-            fresh = not request.resume.exists() or request.resume.stat().st_size == 0
-            drop_torn_line(request.resume)
-            lines.append(RunsFile(stack.enter_context(request.resume.open("a", encoding="utf-8"))))
-            if fresh:
-                lines[0].write("session", document(**head))
-            elif session.runs:
-                report(f"{len(session.runs)} runs are in {request.resume} already")
         with _progress(err, request.quiet) as progress:
             warm = _warm_up(contests, dialogues[0], request, progress)
-            cases = sum(d.turns for d in dialogues)
-            seconds = measure.estimate_s(contests, warm, cases, request.settings.max_new_tokens)
             if request.dry_run:
                 progress.stop()
-                return _show_plan(request, contests, cases, seconds)
-            out = _open_lines(request, stack)
-            if out is not None:
-                lines.append(RunsFile(out))
-                lines[-1].write("session", document(**head))
-                for known in session.runs:
-                    lines[-1].write("run", asdict(known))
+                return _show_plan(request, contests, warm, sum(d.turns for d in dialogues), len(session.runs))
+            lines = _open_lines(request, stack, document(**head), session.runs)
             others = _measure(request, pairs, contests, dialogues, session, lines, progress)
         if not session.runs:
             raise InterruptedByUser("interrupted before the first prompt was measured")
@@ -144,23 +145,27 @@ def run(request: BenchRequest) -> int:
         for line in lines:
             for result in record["results"]:
                 line.write("result", document(**head, **{k: v for k, v in result.items() if k != "samples"}))
-        if out is None:
+        if request.output_format != "jsonl":
             _show(request, record, err)
-    if request.export is not None:
-        sys.stdout.write(_exported(request, pairs, record))
     if request.plot is not None:
         from specdec_cli.reports.plots import plot_sweep
 
         plot_sweep(record["results"], request.plot, target=request.target.source, machine=_machine(record))
         report(f"plot: {request.plot}")
+    if request.export is not None:
+        sys.stdout.write(_exported(request, pairs, record))
     return _exit_code(request, session, record)
 
 
-def _read(path: Path, settings: dict[str, Any]) -> list[Run]:
+def _known_runs(
+    request: BenchRequest, path: Path, settings: dict[str, Any], contests: dict[float, Contest]
+) -> list[Run]:
+    """What a file holds of this request; a lower --limit leaves some of it out."""
     try:
-        return [Run.from_record(record) for record in read_runs(path, settings)]
+        runs = [Run.from_record(record) for record in read_runs(path, settings)]
     except TypeError as error:
         raise UsageError(f"--resume {path} was written by another version of specdec: name a new file") from error
+    return [run for run in measure.whole_blocks(runs, contests) if run.prompt <= len(request.prompts)]
 
 
 def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -> Contest:
@@ -169,10 +174,12 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
     target = pairs[0].target
     end_ids = frozenset() if request.settings.ignore_end_token else pairs[0].checkpoint.end_ids
 
+    simulated = request.settings.simulated_acceptance
+
     def loop_arm(name: str, k: int, pair: Pair | None) -> LoopArm:
         make = drafter_class(name)
         drafter = make(target.device) if pair is None or pair.draft is None else make(pair.draft, sampling)
-        return LoopArm(name, k, target, drafter, sampling, clock, end_ids)
+        return LoopArm(name, k, target, drafter, sampling, clock, end_ids, simulated)
 
     arms: list[measure.Arm] = []
     for (name, _), pair in zip(request.drafts, pairs, strict=True):
@@ -212,7 +219,9 @@ def _measure(
 ) -> float | None:
     """Fill the session; what share of the cores' time other processes took."""
     checkpoint = pairs[0].checkpoint
-    half = checkpoint.dtype.itemsize < 4
+    rounding: float | None = torch.finfo(checkpoint.dtype).eps if checkpoint.dtype.itemsize < 4 else 0.0
+    if request.settings.simulated_acceptance is not None:
+        rounding = None
     cases = sum(d.turns for d in dialogues)
     total = sum(len(measure.in_turn(contest, 0)) for contest in contests.values()) * cases
     task: TaskID = progress.add_task("measuring", total=total, completed=len(session.runs))
@@ -228,7 +237,7 @@ def _measure(
             contests,
             dialogues,
             target=pairs[0].target,
-            rounding=torch.finfo(checkpoint.dtype).eps if half else 0.0,
+            rounding=rounding,
             max_new_tokens=request.settings.max_new_tokens,
             seed=request.settings.seed,
             session=session,
@@ -249,8 +258,14 @@ def _document(
 ) -> dict[str, Any]:
     results = summary.results(session.runs)
     mark_best(results)
+    if request.settings.simulated_acceptance is not None:
+        for result in results:  # nothing was compared
+            result["lossless"] |= {"checked": False, "identical": None}
     if request.check_distribution and not session.interrupted:
-        _check_distributions(contests, dialogues, results)
+        try:
+            _check_distributions(contests, dialogues, results)
+        except KeyboardInterrupt:  # what was measured is worth showing
+            session.interrupted = True
     checkpoint = pairs[0].checkpoint
     steps = [r["cost"]["target_step_s"] for r in results if r["cost"]]
     copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
@@ -302,20 +317,31 @@ def _exit_code(request: BenchRequest, session: Session, record: dict[str, Any]) 
 
 
 # ------------------------------------------------------------------------------------------ output
-def _open_lines(request: BenchRequest, stack: ExitStack) -> TextIO | None:
-    """Where --format jsonl goes, line by line; None for the other formats."""
-    if request.output_format != "jsonl":
-        return None
-    if request.output is None:
-        return sys.stdout
-    return stack.enter_context(request.output.open("w", encoding="utf-8"))
+def _open_lines(request: BenchRequest, stack: ExitStack, head: dict[str, Any], known: Sequence[Run]) -> list[RunsFile]:
+    """Where every run goes as it comes: the file of --resume, and what --format jsonl writes to."""
+    lines = []
+    if request.resume is not None:
+        drop_torn_line(request.resume)
+        lines.append(RunsFile(stack.enter_context(request.resume.open("a", encoding="utf-8"))))
+        if not request.resume.stat().st_size:
+            lines[0].write("session", head)
+    if request.output_format == "jsonl":
+        out = sys.stdout if request.output is None else stack.enter_context(request.output.open("w", encoding="utf-8"))
+        lines.append(RunsFile(out))
+        lines[-1].write("session", head)
+        for run in known:
+            lines[-1].write("run", asdict(run))
+    return lines
 
 
 def _show(request: BenchRequest, record: dict[str, Any], err: PipeConsole) -> None:
+    aside = request.export is not None and request.output is None  # an exported configuration has stdout for itself
+    if aside and request.quiet:
+        return
     with ExitStack() as stack:
-        # An exported configuration has stdout for itself.
-        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
-        out = err.file if request.export and not request.output else out
+        out: IO[str] = err.file if aside else sys.stdout
+        if request.output is not None:
+            out = stack.enter_context(whole_file(request.output))
         if request.output_format == "json":
             out.write(to_json(record, indent=2) + "\n")
         elif request.output_format == "csv":
@@ -333,14 +359,21 @@ def _show(request: BenchRequest, record: dict[str, Any], err: PipeConsole) -> No
         out.flush()
 
 
-def _show_plan(request: BenchRequest, contests: dict[float, Contest], cases: int, seconds: float) -> int:
+def _show_plan(
+    request: BenchRequest, contests: dict[float, Contest], warm: dict[float, list[Run]], cases: int, known: int
+) -> int:
     tokens = request.settings.max_new_tokens
     console = PipeConsole(highlight=False)
     for temperature, contest in contests.items():
         arms = ", ".join(f"{arm.name}" + (f" K {arm.k}" if arm.k else "") for arm in contest.arms)
         console.print(f"temperature {temperature:g}: plain decoding against {arms}", markup=False, soft_wrap=True)
     runs = sum(len(measure.in_turn(contest, 0)) for contest in contests.values()) * cases
-    console.print(f"{cases} answers of {tokens} tokens each, {runs} runs: about {_duration(seconds)}", markup=False)
+    seconds = measure.estimate_s(contests, warm, cases, tokens) * (runs - known) / runs
+    done = f", {known} of them in {request.resume} already" if known else ""
+    console.print(
+        f"{cases} answers of {tokens} tokens each, {runs} runs{done}: about {_duration(seconds)}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
     return 0
 
 

@@ -33,7 +33,11 @@ class Verdict(NamedTuple):
 
 
 def verify(
-    target_probs: Tensor, draft_probs: Tensor | None, draft_token_ids: Tensor, generator: torch.Generator
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    draft_token_ids: Tensor,
+    generator: torch.Generator,
+    simulated_acceptance: float | None = None,
 ) -> Verdict:
     """Judge a block of drafted tokens, all positions at once, without leaving the device.
 
@@ -43,6 +47,8 @@ def verify(
             a deterministic draft, which is a one-hot distribution.
         draft_token_ids: [..., num_draft_tokens] int64; may be empty, which is plain sampling.
         generator: on the device of `target_probs`.
+        simulated_acceptance: accept each token with this probability instead; exact for no distribution, and only good
+            for timing models whose weights are random.
     """
     vocab_size = target_probs.shape[-1]
     if draft_probs is None:
@@ -54,7 +60,7 @@ def verify(
 
     # u < p / q without the division: a token that the target cannot emit (p = 0) is never accepted, even at u = 0.
     coin = torch.rand(target_prob.shape, generator=generator, device=target_prob.device)
-    accepted = coin * draft_prob < target_prob
+    accepted = coin * draft_prob < target_prob if simulated_acceptance is None else coin < simulated_acceptance
     num_accepted = accepted.long().cumprod(-1).sum(-1)
 
     # A row of zeros behind the draft's distributions makes the bonus token the same case as the recovered one.

@@ -74,6 +74,7 @@ class Generation:
         sampling: how the target's logits are warped; the drafter must have been made with the same.
         stopping: fresh for this generation.
         seed: of all random draws.
+        simulated_acceptance: see `acceptance.verify`; None for the rule.
         clock: seconds, from anywhere; must wait for the device before it answers.
 
     Attributes:
@@ -92,6 +93,7 @@ class Generation:
         sampling: SamplingSettings,
         stopping: Stopping,
         seed: int = 0,
+        simulated_acceptance: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not prompt_ids:
@@ -106,6 +108,7 @@ class Generation:
         self._num_draft_tokens = num_draft_tokens
         self._sampling = sampling
         self._stopping = stopping
+        self._simulated_acceptance = simulated_acceptance
         self._clock = clock
         # Two streams of random numbers: the draft may live on another device, and its guesses must not depend on the
         # coins that judge them.
@@ -144,7 +147,15 @@ class Generation:
         draft_ids = draft.token_ids.to(target.device)
         logits = target.forward(torch.cat([block, draft_ids]), num_logits=len(draft_ids) + 1)
         verified = clock()
-        packed = _judge(logits, draft, draft_ids, self._sampling, self._prefix(draft_ids), self._generator)
+        packed = _judge(
+            logits,
+            draft,
+            draft_ids,
+            self._sampling,
+            self._prefix(draft_ids),
+            self._generator,
+            self._simulated_acceptance,
+        )
         drafted, num_accepted, next_token_id, figures = _unpack(packed)
         target.roll_back(len(drafted) - num_accepted)
         self._drafter.observe(num_accepted)
@@ -188,6 +199,7 @@ def _judge(
     sampling: SamplingSettings,
     prefix: Tensor | None,
     generator: torch.Generator,
+    simulated_acceptance: float | None = None,
 ) -> Tensor:
     """Warp and judge one block on the target's device; all that the host needs, in one float tensor.
 
@@ -195,7 +207,7 @@ def _judge(
     """
     target_probs = logits_to_probs(logits, sampling, prefix)
     draft_probs = None if draft.probs is None else draft.probs.to(logits.device)
-    verdict: Verdict = verify(target_probs, draft_probs, draft_ids, generator)
+    verdict: Verdict = verify(target_probs, draft_probs, draft_ids, generator, simulated_acceptance)
     scalars = torch.stack([verdict.num_accepted.float(), verdict.next_token_id.float(), logits.amax()])
     parts = (scalars, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
     return torch.cat([part.float() for part in parts])

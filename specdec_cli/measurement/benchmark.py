@@ -10,9 +10,10 @@ more on the first prompts, as a control of how much the machine has drifted mean
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -133,14 +134,15 @@ class Difference:
 
     Attributes:
         position: of the token, from 0.
-        plain_id, speculative_id: what each chose.
+        plain_id, speculative_id: what each chose; None where that text had ended.
         gap: how far the target's two best logits are apart there.
-        near_tie: the gap is no larger than what rounding in the target's number type moves a logit by.
+        near_tie: both chose a token whose logit is no further from the best than rounding in the target's number type
+            moves a logit by.
     """
 
     position: int
-    plain_id: int
-    speculative_id: int
+    plain_id: int | None
+    speculative_id: int | None
     gap: float
     near_tie: bool
 
@@ -169,6 +171,7 @@ class LoopArm:
 
     Attributes:
         end_ids: they end the text early; empty where all arms are to generate the same number of tokens.
+        simulated_acceptance: see `decoding.acceptance.verify`.
         clock: seconds; must wait for the devices.
     """
 
@@ -179,6 +182,7 @@ class LoopArm:
     sampling: SamplingSettings
     clock: Callable[[], float]
     end_ids: frozenset[int] = frozenset()
+    simulated_acceptance: float | None = None
 
     def run(self, case: Case, max_new_tokens: int) -> Run:
         """Generate once through `Generation`."""
@@ -190,6 +194,7 @@ class LoopArm:
             sampling=self.sampling,
             stopping=Stopping(max_new_tokens, self.end_ids),
             seed=case.seed,
+            simulated_acceptance=self.simulated_acceptance,
             clock=self.clock,
         )
         return count(list(generation), self, self.sampling.temperature, case, generation)
@@ -315,12 +320,13 @@ class Session:
 
 
 def in_turn(contest: Contest, number: int) -> list[Arm]:
-    """The order of a block: the arms rotated by its number, plain decoding among them, every other block backwards.
+    """The order of a block: plain decoding, then the arms, which rotate by one every two blocks; odd blocks backwards.
 
-    With one arm that is plain, speculative, speculative, plain, plain, and so on.
+    So every arm stands at every place equally often. With one arm that is plain, speculative, speculative, plain,
+    plain, and so on.
     """
     arms = contest.arms
-    start = number % max(1, len(arms))
+    start = number // 2 % max(1, len(arms))
     rotated = [*arms[start:], *arms[:start]]
     order: list[Arm] = []
     for i in range(0, max(1, len(rotated)), ARMS_PER_BASELINE):
@@ -335,9 +341,10 @@ def whole_blocks(runs: Sequence[Run], contests: Mapping[float, Contest]) -> list
         blocks.setdefault((run.temperature, run.prompt, run.turn), []).append(run)
     kept: list[Run] = []
     for (temperature, _, _), block in blocks.items():
-        size = len(in_turn(contests[temperature], 0)) if temperature in contests else 0
-        if size and len(block) >= size:
-            kept += block[-size:]
+        wanted = Counter((arm.name, arm.k) for arm in in_turn(contests[temperature], 0))
+        last = block[-wanted.total() :]
+        if Counter((run.arm, run.k) for run in last) == wanted:
+            kept += last
     return kept
 
 
@@ -370,7 +377,7 @@ def benchmark(
     dialogues: Sequence[Dialogue],
     *,
     target: CachedModel,
-    rounding: float,
+    rounding: float | None,
     max_new_tokens: int,
     seed: int,
     session: Session,
@@ -382,7 +389,8 @@ def benchmark(
         contests: by temperature.
         dialogues: the prompts.
         target: to look at where greedy texts differ.
-        rounding: relative step of its number type; 0 where no difference is to be excused.
+        rounding: relative step of its number type; 0 where no difference is to be excused, None where texts are not
+            to be compared.
         session: kept up to date block by block, so that an interruption loses one at most.
         on_run: told of each run of a block when the block is whole.
     """
@@ -397,7 +405,7 @@ def benchmark(
                         ids = tuple(dialogue.prompt_ids(answers))
                         case = Case(prompt, turn, dialogue.category, ids, seed + prompt)
                         runs = [arm.run(case, max_new_tokens) for arm in in_turn(contest, number)]
-                        if temperature == 0:
+                        if temperature == 0 and rounding is not None:
                             runs = _compared(runs, case, target, contest.sampling, rounding)
                         session.runs += runs
                         for run in runs:
@@ -428,9 +436,11 @@ def _compared(
 def _difference(
     run: Run, plain: Sequence[int], case: Case, target: CachedModel, sampling: SamplingSettings, rounding: float
 ) -> Difference | None:
-    position = next((i for i, (a, b) in enumerate(zip(plain, run.token_ids, strict=False)) if a != b), None)
-    if position is None:
+    chosen = enumerate(zip_longest(plain, run.token_ids))
+    first = next(((i, a, b) for i, (a, b) in chosen if a != b), None)
+    if first is None:
         return None
+    position, plain_id, speculative_id = first
     prefix = torch.tensor([*case.prompt_ids, *plain[:position]], device=target.device)
     with torch.inference_mode():
         target.reset()
@@ -440,8 +450,10 @@ def _difference(
         logits = target.forward(prefix[-1:], num_logits=1)
     # Differences of log-probabilities are those of logits, and the penalty is in them.
     unscaled = replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    best = logits_to_probs(logits, unscaled, prefix[None])[0].log().topk(2).values
-    gap = float(best[0] - best[1])
+    scores = logits_to_probs(logits.cpu().double(), unscaled, prefix[None].cpu())[0].log()
+    best, second = scores.topk(2).values.tolist()
     largest = float(logits[torch.isfinite(logits)].abs().amax())
-    near_tie = gap <= NEAR_TIE_ROUNDINGS * rounding * largest
-    return Difference(position, plain[position], run.token_ids[position], gap, near_tie)
+    ids = [i for i in (plain_id, speculative_id) if i is not None]
+    behind = best - float(scores[ids].amin())
+    near_tie = len(ids) == 2 and behind <= NEAR_TIE_ROUNDINGS * rounding * largest
+    return Difference(position, plain_id, speculative_id, best - second, near_tie)

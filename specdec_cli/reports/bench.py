@@ -30,7 +30,7 @@ def bench_report(document: dict[str, Any]) -> Group:
         if categories:
             parts.append(_category_table(categories))
         parts += [*_sentences(verdict.gain(result), verdict.explanation(result), verdict.losslessness(result)), Text()]
-    return Group(*parts, *_peers(document), *_caveats(document))
+    return Group(*_marks(document), *parts, *_peers(document), *_caveats(document))
 
 
 def sweep_report(document: dict[str, Any]) -> Group:
@@ -48,7 +48,7 @@ def sweep_report(document: dict[str, Any]) -> Group:
         parts += [*_sentences(f"K {best['k']}: {verdict.explanation(best)}", *_exactness(points)), Text()]
     marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
     recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
-    return Group(*parts, marks, *_peers(document), *_caveats(document), *recommended)
+    return Group(*_marks(document), *parts, marks, *_peers(document), *_caveats(document), *recommended)
 
 
 def rows(document: dict[str, Any]) -> list[dict[str, object]]:
@@ -62,6 +62,7 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
     return [
         {
             "draft": r["draft"],
+            **({"simulated": " and ".join(parts)} if (parts := pretended(document["settings"])) else {}),
             "K": r["k"],
             "T": r["temperature"],
             **({"category": r["category"]} if len(document["results"]) > len(_whole(document["results"])) else {}),
@@ -92,6 +93,19 @@ def _exactness(points: Sequence[dict[str, Any]]) -> list[str]:
 
 def _sentences(*texts: str) -> list[RenderableType]:
     return [Text(text) for text in texts if text]
+
+
+def pretended(settings: dict[str, Any]) -> list[str]:
+    """What of the measurement is made up, as parts of a sentence."""
+    found = ["random weights"] if settings["target"].get("dummy_weights") else []
+    if settings.get("simulated_acceptance") is not None:
+        found.append(f"acceptance simulated at {settings['simulated_acceptance']:g}")
+    return found
+
+
+def _marks(document: dict[str, Any]) -> list[RenderableType]:
+    parts = pretended(document["settings"])
+    return [Text(f"SIMULATED: {' and '.join(parts)}; only the times are real.", style="bold red")] if parts else []
 
 
 def _headline(document: dict[str, Any], result: dict[str, Any]) -> Text:

@@ -31,6 +31,7 @@ from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory, out_of_memory
+from specdec_cli.runtime.dummy import dummy_model
 from specdec_cli.runtime.sources import Report, locate
 from specdec_cli.settings import ModelSettings
 
@@ -105,13 +106,17 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     dtype, why = compute_dtype(settings, config, parameters, device)
     device_map = _device_map(parameters * dtype.itemsize, dtype, device, role, settings)
     with one_line_errors(settings, option):
-        model, report_on_weights = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=dtype, device_map=device_map, ignore_mismatched_sizes=True,
-            output_loading_info=True, **where,
-        )  # fmt: skip
-    _require_all_weights(report_on_weights, settings, option)
+        if settings.dummy_weights:
+            model = dummy_model(config, dtype, device, settings.trust_remote_code)
+        else:
+            model, report_on_weights = AutoModelForCausalLM.from_pretrained(
+                place, config=config, dtype=dtype, device_map=device_map, ignore_mismatched_sizes=True,
+                output_loading_info=True, **where,
+            )  # fmt: skip
+            _require_all_weights(report_on_weights, settings, option)
     model.eval()
-    notes = [f"{role} {settings.source}: {_name(dtype)} ({why}) on {model.device}"]
+    weights = "random weights, " if settings.dummy_weights else ""
+    notes = [f"{role} {settings.source}: {weights}{_name(dtype)} ({why}) on {model.device}"]
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
     embeddings = model.get_output_embeddings()
