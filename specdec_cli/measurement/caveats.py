@@ -60,7 +60,7 @@ def caveats(
         detail = f"other processes took {others_share:.0%} of the cores' time"
         found.append(Caveat("shared_cores", detail, "stop them and repeat, since waiting for a core slows every step"))
     if interrupted:
-        found.append(Caveat("interrupted", "not every prompt was measured", "repeat, with --resume FILE to go on"))
+        found.append(Caveat("interrupted", "not everything was measured", "repeat, with --resume FILE to go on"))
     return found
 
 

@@ -17,8 +17,8 @@ Interval = tuple[float, float]
 CONFIDENCE = 0.95
 RESAMPLES = 4_000
 SEED = 20_191
-# Iglewicz and Hoaglin's modified z-score, at hyperfine's threshold.
-OUTLIER_SCORE = 14.826
+# Of Iglewicz and Hoaglin's modified z-score: hyperfine's, ten standard deviations if the values are normal.
+OUTLIER_DEVIATIONS = 10
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ def outliers(values: Sequence[float]) -> list[int]:
     if len(values) < 3:
         return []
     median = float(np.median(values))
-    spread = float(stats.median_abs_deviation(values))
+    spread = float(stats.median_abs_deviation(values, scale="normal"))
     if spread == 0:
         return []
-    return [i for i, value in enumerate(values) if abs(value - median) / spread * 0.6745 > OUTLIER_SCORE]
+    return [i for i, value in enumerate(values) if abs(value - median) > OUTLIER_DEVIATIONS * spread]
 
 
 def chi_square(observed: Sequence[int], expected_probs: Sequence[float]) -> float | None:

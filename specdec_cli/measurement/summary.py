@@ -62,13 +62,17 @@ def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Other tools' figures of the same session, end to end, and specdec's own speed as a multiple of theirs."""
+    """Other tools' figures of the same session, end to end, and specdec's own speed as a multiple of theirs.
+
+    `identical` says whether their ids are those of specdec's plain decoding; None where both sample.
+    """
     found = []
     for key in dict.fromkeys((run.temperature, run.arm, run.k) for run in runs if is_peer(run.arm)):
         temperature, name, k = key
         here = [run for run in runs if run.temperature == temperature]
         theirs = [run for run in here if (run.arm, run.k) == (name, k)]
-        ours = [run for run in here if not is_peer(run.arm) and run.k == k]
+        draft = name.partition(" by ")[2]  # named where there are several
+        ours = [run for run in here if not is_peer(run.arm) and run.k == k and draft in ("", run.arm)]
         ratios = [end_to_end(block(ours, run)) / run.end_to_end_tokens_per_s for run in theirs if block(ours, run)]
         estimate = geometric_mean(ratios) if ratios else None
         found.append(
@@ -80,6 +84,7 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "specdec_over_peer": estimate and estimate.value,
                 "specdec_over_peer_ci": estimate and estimate.interval,
                 "specdec_over_peer_range": estimate and (estimate.low, estimate.high),
+                "identical": all(run.first_difference is None for run in theirs) if temperature == 0 else None,
             }
         )
     return found
@@ -196,7 +201,7 @@ def _predicted(alpha: float | None, k: int, spent: Cost | None, measured: float)
     if alpha is None or spent is None:
         return dict.fromkeys(("closed_form", "extended", "measured_over_closed_form", "measured_over_extended"))
     closed = theory.speedup(alpha, k, spent.c)
-    extended = theory.speedup(alpha, k, spent.c, spent.v, max(0.0, spent.o))
+    extended = theory.speedup(alpha, k, spent.c, spent.v + spent.o)  # o alone may be below 0, by noise
     return {
         "closed_form": closed,
         "extended": extended,

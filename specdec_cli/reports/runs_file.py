@@ -6,6 +6,7 @@ The first line is the session's (environment and settings), then one line a run,
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,35 +26,53 @@ def read_runs(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         UsageError: the file is of another session, or no file of runs.
     """
-    if not path.exists() or path.stat().st_size == 0:
+    records = _records(path)
+    if not records:
         return []
-    name = f"--resume {path}"
-    records: list[dict[str, Any]] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # the process was killed while it wrote
-                break
-            raise UsageError(f"{name}, line {number} is not JSON: choose another file") from error
-        if not isinstance(record, dict) or "kind" not in record:
-            raise UsageError(f"{name}, line {number} was not written by bench or sweep-k: choose another file")
-        records.append(record)
-    if not records or records[0]["kind"] != "session":
-        raise UsageError(f"{name} does not begin with a session: choose another file")
     before = {k: v for k, v in records[0]["settings"].items() if k not in MAY_DIFFER}
     now = {k: v for k, v in json.loads(to_json(settings)).items() if k not in MAY_DIFFER}
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if changed:
         raise UsageError(
-            f"{name} was measured with another {', '.join(changed)}: repeat that command, or name a new file"
+            f"--resume {path} was measured with another {', '.join(changed)}: repeat that command, or name a new file"
         )
     runs = [record for record in records if record["kind"] == "run"]
     return [{key: value for key, value in run.items() if key != "kind"} for run in runs]
+
+
+def seed_of(path: Path) -> int | None:
+    """The seed of a file's session, for whoever goes on with it; None where there is no file yet.
+
+    Raises:
+        UsageError: no file of runs.
+    """
+    records = _records(path)
+    return records[0]["settings"].get("seed") if records else None
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Every line that was finished."""
+    if not path.exists() or path.stat().st_size == 0:
+        return []
+    name = f"--resume {path}"
+    records: list[dict[str, Any]] = []
+    try:
+        content = path.read_bytes()
+        # Not splitlines, which also cuts at characters that JSON leaves as they are.
+        lines = content[: _end(content)].decode("utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} cannot be read ({error}): choose another file") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{name}, line {number} is not JSON: choose another file") from error
+        if not isinstance(record, dict) or "kind" not in record:
+            raise UsageError(f"{name}, line {number} was not written by bench or sweep-k: choose another file")
+        records.append(record)
+    if not records or records[0]["kind"] != "session" or not isinstance(records[0].get("settings"), dict):
+        raise UsageError(f"{name} does not begin with a session: choose another file")
+    return records
 
 
 class RunsFile:
@@ -70,9 +89,10 @@ class RunsFile:
 
 def drop_torn_line(path: Path) -> None:
     """Cut a last line that was not finished, so that what is appended begins a new one."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
+    if path.is_file():
+        os.truncate(path, _end(path.read_bytes()))
+
+
+def _end(content: bytes) -> int:
+    """Where finished lines end; the process may have been killed while it wrote another."""
+    return content.rfind(b"\n") + 1
