@@ -12,6 +12,7 @@ import typer
 from specdec_cli import __version__
 from specdec_cli.cli.bench import bench, sweep_k
 from specdec_cli.cli.generate import generate
+from specdec_cli.cli.pair_check import pair_check
 from specdec_cli.cli.predict import predict
 from specdec_cli.cli.presets import presets
 
@@ -46,5 +47,6 @@ app.command(epilog="Example: specdec bench --limit 6 --max-new-tokens 64")(bench
 app.command("sweep-k", epilog="Example: specdec sweep-k --k 1-8 --temperature 0 --temperature 0.8 --plot sweep.png")(
     sweep_k
 )
+app.command("pair-check", epilog="Example: specdec pair-check -t ./target -d ./draft -d ./another --probe")(pair_check)
 app.command(epilog="Example: specdec predict --alpha 0.8 --cost 0.05 --k 1-16 --simulate 40000")(predict)
 app.command(epilog="Example: specdec presets --format json")(presets)

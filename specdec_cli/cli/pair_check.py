@@ -1,0 +1,102 @@
+"""Options of `specdec pair-check`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from specdec_cli.cli import options as o
+from specdec_cli.errors import UsageError
+
+CHECKS = "Checks"
+
+
+class CheckFormat(StrEnum):
+    """Values of --format where the result is a list of checks."""
+
+    table = "table"
+    json = "json"
+    markdown = "markdown"
+
+
+def pair_check(
+    preset: o.PresetOption = None,
+    target: o.TargetOption = None,
+    draft: o.DraftsOption = None,
+    device: o.DeviceOption = "auto",
+    draft_device: o.DraftDeviceOption = None,
+    dtype: o.DtypeOption = o.Dtype.auto,
+    draft_dtype: o.DraftDtypeOption = None,
+    revision: o.RevisionOption = None,
+    draft_revision: o.DraftRevisionOption = None,
+    offline: o.OfflineOption = False,
+    trust_remote_code: o.TrustOption = False,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that memory is counted for (default: 4096, or the pair's context if shorter).",
+            rich_help_panel=CHECKS,
+            show_default=False,
+        ),
+    ] = None,
+    probe: Annotated[
+        bool,
+        o.flag("--probe", panel=CHECKS, help="Load both and measure: caches, acceptance, costs, predicted speedup."),
+    ] = False,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="For --probe: FILE of lines or JSONL, or a built-in set: mixed, code.",
+            rich_help_panel=CHECKS,
+            show_default=False,
+        ),
+    ] = None,
+    strict: Annotated[bool, o.flag("--strict", panel=CHECKS, help="A warning counts as incompatible.")] = False,
+    output_format: Annotated[
+        CheckFormat, typer.Option("--format", help="What goes to stdout.", rich_help_panel=o.OUTPUT)
+    ] = CheckFormat.table,
+    output: o.OutputOption = None,
+    quiet: o.QuietOption = False,
+) -> int:
+    """Will these work together, here, and is it worth trying: told without reading a weight.
+
+    Exit code: 0 every draft is compatible, 3 one is not, 1 it could not be told, 4 --probe ran out of memory.
+    """
+    from specdec_cli.reports.export import check_writable
+
+    models = o.choose_models(
+        preset=preset, target=target, drafts=draft or [], device=device,
+        draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype, revision=revision,
+        draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    no_model = next((choice.name for choice in models.drafts if choice.model is None), None)
+    if no_model is not None:
+        raise UsageError(
+            f"--draft {no_model} is no model, so there is nothing to compare: name a folder, file or hub id"
+        )
+    if context is not None and context < 1:
+        raise UsageError(f"--context must be 1 or above, not {context}")
+    if prompts is not None and not probe:
+        raise UsageError("--prompts is for what is measured: add --probe")
+    if output is not None:
+        check_writable(output, "--output")
+    o.silence_libraries(quiet)
+
+    from specdec_cli.commands import pair_check as command
+
+    return o.reader_may_leave(
+        command.run,
+        command.PairCheckRequest(
+            target=models.target,
+            drafts=tuple(choice.model for choice in models.drafts if choice.model is not None),
+            context=context,
+            probe=probe,
+            prompts=prompts,
+            strict=strict,
+            output_format=output_format.value,
+            output=output,
+            quiet=quiet,
+        ),
+    )

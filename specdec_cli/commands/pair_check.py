@@ -1,0 +1,227 @@
+"""`specdec pair-check`: will these work together, here, and is it worth trying?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError
+from specdec_cli.measurement.hardware import environment
+from specdec_cli.measurement.probe import (
+    PREFIX,
+    Agreement,
+    check_cache,
+    measure_acceptance,
+    measure_costs,
+    recommendation,
+)
+from specdec_cli.measurement.probe import record as probe_record
+from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_prompts
+from specdec_cli.reports.console import PipeConsole
+from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.pair_check import pair_markdown, print_pairs
+from specdec_cli.runtime.checks import Check, model_checks, token_checks, undecided, verdict
+from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.elsewhere import elsewhere
+from specdec_cli.runtime.inspection import Inspection, inspect_checkpoint
+from specdec_cli.runtime.loading import Checkpoint
+from specdec_cli.runtime.pair import conversation, load_pair
+from specdec_cli.runtime.resources import cost, default_context, memory
+from specdec_cli.runtime.sources import Report
+from specdec_cli.runtime.text import is_chat_tokenizer
+from specdec_cli.settings import ModelSettings, SamplingSettings
+
+BUILT_IN_PROMPTS = 5
+TEMPERATURES = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class PairCheckRequest:
+    """Everything that the command line decides.
+
+    Attributes:
+        context: tokens that memory is counted for; None chooses.
+        prompts: a file or a built-in set for the probe; None chooses a set.
+        output_format: "table", "json" or "markdown".
+    """
+
+    target: ModelSettings
+    drafts: tuple[ModelSettings, ...]
+    context: int | None = None
+    probe: bool = False
+    prompts: str | None = None
+    strict: bool = False
+    output_format: str = "table"
+    output: Path | None = None
+    quiet: bool = False
+
+
+def run(request: PairCheckRequest) -> int:
+    """Check every draft beside the target; the exit code."""
+    err = PipeConsole(stderr=True, highlight=False)
+
+    def report(line: str) -> None:
+        if not request.quiet:
+            err.print(line, style="dim", markup=False, soft_wrap=True)
+
+    prompts = _prompts(request)
+    target = inspect_checkpoint(request.target, "target", report)
+    pairs = []
+    memory_ran_out = False
+    for settings in request.drafts:
+        checks, figures = _without_weights(request, target, settings, report)
+        if request.probe and verdict(checks, strict=False) is not False:
+            report(f"measuring {request.target.source} with {settings.source}")
+            try:
+                measured, figures["probe"] = _probe(request, settings, prompts, report)
+            except OutOfMemoryError as error:
+                memory_ran_out, measured = True, [undecided("probe", str(error))]
+            except IncompatiblePairError as error:
+                cause, _, remedy = str(error).rpartition(": ")
+                measured = [Check("probe", "fail", cause, remedy)]
+            except SpecdecError as error:
+                measured = [undecided("probe", str(error))]
+            checks += measured
+        answer = verdict(checks, request.strict)
+        records = [asdict(check) for check in checks]
+        pairs.append({"draft": settings.source, "compatible": answer, "checks": records, **figures})
+    # What a script reads first is the pair that decides the exit code.
+    deciding = min(pairs, key=lambda pair: {False: 0, None: 1, True: 2}[pair["compatible"]])
+    head = {key: deciding[key] for key in ("draft", "compatible", "checks", "memory")}
+    made = document(environment(target.device), _settings(request), **head, pairs=pairs)
+    with ExitStack() as stack:
+        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
+        if request.output_format == "json":
+            out.write(to_json(made, indent=2) + "\n")
+        elif request.output_format == "markdown":
+            out.write(pair_markdown(made))
+        else:
+            print_pairs(made, PipeConsole(file=out, highlight=False))
+        out.flush()
+    answers = [pair["compatible"] for pair in pairs]
+    if False in answers:
+        return IncompatiblePairError.exit_code
+    if memory_ran_out:
+        return OutOfMemoryError.exit_code
+    return SpecdecError.exit_code if None in answers else 0
+
+
+def _settings(request: PairCheckRequest) -> dict[str, object]:
+    return {
+        "target": asdict(request.target),
+        "drafts": [asdict(settings) for settings in request.drafts],
+        "context": request.context,
+        "probe": request.probe,
+        "prompts": request.prompts,
+        "strict": request.strict,
+    }
+
+
+def _without_weights(
+    request: PairCheckRequest, target: Inspection, settings: ModelSettings, report: Report
+) -> tuple[list[Check], dict[str, Any]]:
+    """Checks and figures of one draft; one that cannot be read does not hide the others."""
+    figures: dict[str, Any] = {"memory": None, "cost": None, "elsewhere": [], "probe": None}
+    try:
+        draft = inspect_checkpoint(settings, "draft", report)
+    except SpecdecError as error:
+        return [undecided("draft", str(error))], figures
+    context = request.context or default_context(target, draft)
+    memory_check, figures["memory"] = memory(target, draft, context)
+    cost_check, figures["cost"] = cost(target, draft)
+    figures["elsewhere"] = elsewhere(target, draft)
+    checks = [*token_checks(target, draft), *model_checks(target, draft, request.context), memory_check, cost_check]
+    return checks, figures
+
+
+def _prompts(request: PairCheckRequest) -> Sequence[Prompt] | None:
+    """Those asked for; None leaves the choice until it is known whether the target chats."""
+    if request.prompts is None:
+        return None
+    if request.prompts in builtin_names() and not Path(request.prompts).exists():
+        return builtin_prompts(request.prompts)[:BUILT_IN_PROMPTS]
+    return read_prompts(Path(request.prompts))
+
+
+def _probe(
+    request: PairCheckRequest, settings: ModelSettings, prompts: Sequence[Prompt] | None, report: Report
+) -> tuple[list[Check], dict[str, Any]]:
+    """Load one pair and measure it."""
+    pair = load_pair(request.target, settings, report)
+    assert pair.draft is not None
+    assert pair.draft_checkpoint is not None
+    if prompts is None:
+        chats = is_chat_tokenizer(pair.checkpoint.tokenizer)
+        prompts = builtin_prompts("mixed" if chats else "code")[:BUILT_IN_PROMPTS]
+    ids = [pair.encode([*conversation(p, None), {"role": "user", "content": p.turns[0]}], raw=False) for p in prompts]
+    longest = _longest(ids)
+    sides = {"target": (pair.target, pair.checkpoint), "draft": (pair.draft, pair.draft_checkpoint)}
+    clock = clock_for(*pair.devices)
+    with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
+        caches = {
+            role: check_cache(model, longest[: model.max_length], _name(checkpoint))
+            for role, (model, checkpoint) in sides.items()
+        }
+        checks = [_cache_check(role, agreement, _name(sides[role][1])) for role, agreement in caches.items()]
+        agreements = {role: agreement.record() for role, agreement in caches.items()}
+        if any(check.status == "fail" for check in checks):
+            sentence = "Do not use it: a cache that computes something else makes wrong text without any error."
+            return checks, {"agreement": agreements, "use": False, "sentence": sentence}
+        # What the caches hold is short beside the weights, whatever the prompts are.
+        held = longest[: min(PREFIX, pair.target.max_length // 2, pair.draft.max_length // 2)]
+        costs = measure_costs(pair.target, pair.draft, held, SamplingSettings(temperature=1.0), clock)
+        ends = pair.checkpoint.end_ids
+        found = [
+            measure_acceptance(pair.target, pair.draft, ids, SamplingSettings(temperature=t), ends, clock)
+            for t in TEMPERATURES
+        ]
+    use, sentence = recommendation(found[0], costs)
+    made = {"agreement": agreements, **probe_record(found, costs), "use": use, "sentence": sentence}
+    return [*checks, _speed_check(use, made)], made
+
+
+def _longest(ids: Sequence[list[int]]) -> list[int]:
+    """The longest prompt; one of a single token is said twice, since a block needs something before it."""
+    longest = max(ids, key=len)
+    return longest if len(longest) > 1 else longest * 2
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.dtype).removeprefix("torch.")
+
+
+def _cache_check(role: str, agreement: Agreement, dtype: str) -> Check:
+    detail = (
+        f"a block differs from single steps by {agreement.block_against_steps:.2g} of the logits' spread, a "
+        f"rolled-back cache from a fresh one by {agreement.rollback_against_recompute:.2g}; rounding to {dtype} "
+        f"explains {agreement.tolerance:g}"
+    )
+    if agreement.holds:
+        return Check(f"{role}'s cache", "ok", detail)
+    remedy = f"choose another {role}: this one's text would be wrong"
+    return Check(f"{role}'s cache", "fail", detail, remedy)
+
+
+def _speed_check(use: bool | None, measured: dict[str, Any]) -> Check:
+    """Everything that was measured, in one line."""
+    cost_ = measured["cost"]
+    shown = ", ".join(f"{v['v']:.2f} (K {v['k']})" for v in cost_["v"] if v["k"] in (1, 2, 4, 8, 16))
+    steps = " and ".join(f"{cost_[f'{role}_step_s'] * 1000:.1f} ms" for role in ("target", "draft"))
+    parts = [f"steps take {steps}: c {cost_['c']:.2f}", f"o {cost_['o']:.2f}", f"v {shown}"]
+    for best in measured["predicted"]:
+        a = next(a for a in measured["acceptance"] if a["temperature"] == best["temperature"])
+        alpha, overlap = ("{:.2f} ({:.2f} to {:.2f})".format(a[n], *a[f"{n}_ci"]) for n in ("alpha", "overlap"))
+        parts.append(
+            f"at temperature {best['temperature']:g} alpha {alpha}, overlap {overlap}, {a['judged']} tokens judged, "
+            f"{best['speedup']:.2f}x at K {best['k']}"
+        )
+    detail = "; ".join(parts)
+    if use:
+        return Check("speed", "ok", detail)
+    if use is None:
+        return Check("speed", "warn", detail, "measure again on a quiet machine, with longer texts by --prompts")
+    return Check("speed", "warn", detail, "choose another --draft, or plain decoding (--draft none)")

@@ -1,0 +1,149 @@
+"""The document of `pair-check` for a person: one draft as a page of checks, several as columns with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+TAKEN = {True: "taken", False: "refused", None: "unknown"}
+ARROW = "→"
+Document = dict[str, Any]
+
+
+def print_pairs(document: Document, console: Console) -> None:
+    """The whole answer on a console."""
+    pairs = document["pairs"]
+    head = Text.assemble(("target ", "dim"), document["settings"]["target"]["source"])
+    if len(pairs) == 1:
+        head.append("\ndraft  ", style="dim")
+        head.append(pairs[0]["draft"])
+    console.print(head, soft_wrap=True)
+    console.print(_page(pairs[0]) if len(pairs) == 1 else _columns(pairs))
+    for pair in pairs:
+        prefix = "" if len(pairs) == 1 else f"{pair['draft']}: "
+        if len(pairs) == 1:
+            console.print(Text(_verdict(pair), style="bold"))
+        if sentence := _sentence(pair):
+            console.print(Text(prefix + sentence))
+
+
+def pair_markdown(document: Document) -> str:
+    """The same as Markdown tables."""
+    pairs = document["pairs"]
+    lines = [f"Target: `{document['settings']['target']['source']}`", ""]
+    if len(pairs) == 1:
+        pair = pairs[0]
+        lines += [f"Draft: `{pair['draft']}`", "", *_markdown_row("check", "status", "detail", "remedy")]
+        lines += [_row(c["name"], c["status"], c["detail"], c["remedy"]) for c in pair["checks"]]
+        facts = pair["elsewhere"]
+        lines += [
+            _row(f"in {f['engine']}", TAKEN[f["accepts"]], f"{f['detail']} ({f['read_from']})", "") for f in facts
+        ]
+    else:
+        lines += _markdown_row("check", *(pair["draft"] for pair in pairs))
+        for name in _names(pairs):
+            lines.append(_row(name, *(_cell(_check(pair, name), pair) for pair in pairs)))
+        lines.append(_row("elsewhere", *(_elsewhere(pair) for pair in pairs)))
+        lines.append(_row("**verdict**", *(_verdict(pair) for pair in pairs)))
+    for pair in pairs:
+        told = [f"**{_verdict(pair)}**", *filter(None, [_sentence(pair)])]
+        lines += ["", *([f"`{pair['draft']}`", ""] if len(pairs) > 1 else []), *(f"- {line}" for line in told)]
+    return "\n".join(lines) + "\n"
+
+
+def _page(pair: Document) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("detail", overflow="fold", ratio=1)
+    for check in pair["checks"]:
+        detail = Text(check["detail"])
+        if check["remedy"]:
+            detail.append(f"\n{ARROW} {check['remedy']}", style="bold")
+        table.add_row(check["name"], Text(check["status"], style=STYLES[check["status"]]), detail)
+    if pair["elsewhere"]:
+        table.add_section()
+    for fact in pair["elsewhere"]:
+        table.add_row(f"in {fact['engine']}", TAKEN[fact["accepts"]], f"{fact['detail']} ({fact['read_from']})")
+    return table
+
+
+def _columns(pairs: Sequence[Document]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("check", overflow="fold", min_width=8)
+    for pair in pairs:
+        table.add_column(pair["draft"], overflow="fold", ratio=1)
+    for name in _names(pairs):
+        cells = []
+        for pair in pairs:
+            check = _check(pair, name)
+            cell = Text(_cell(check, pair))
+            if check is not None:
+                cell.stylize(STYLES[check["status"]], 0, len(check["status"]))
+            cells.append(cell)
+        table.add_row(name, *cells)
+    table.add_row("elsewhere", *(_elsewhere(pair) for pair in pairs))
+    table.add_row(Text("verdict", style="bold"), *(Text(_verdict(pair), style="bold") for pair in pairs))
+    return table
+
+
+def _names(pairs: Sequence[Document]) -> list[str]:
+    """Every check that any pair has, in order."""
+    return list(dict.fromkeys(check["name"] for pair in pairs for check in pair["checks"]))
+
+
+def _check(pair: Document, name: str) -> Document | None:
+    return next((check for check in pair["checks"] if check["name"] == name), None)
+
+
+def _cell(check: Document | None, pair: Document) -> str:
+    """Short where all is well, the whole story where not."""
+    if check is None:
+        return "-"
+    if check["status"] != "ok":
+        return f"{check['status']}: {check['detail']} {ARROW} {check['remedy']}"
+    if check["name"] == "cost" and pair["cost"]:
+        return f"ok: c about {pair['cost']['c_by_bytes']:.2f}"
+    if check["name"] == "speed" and pair["probe"]:
+        best = pair["probe"]["predicted"][0]
+        return f"ok: about {best['speedup']:.2f}x at K {best['k']}"
+    return "ok"
+
+
+def _verdict(pair: Document) -> str:
+    if pair["compatible"]:
+        warnings = [c["name"] for c in pair["checks"] if c["status"] == "warn"]
+        return "compatible" + (f", with warnings: {', '.join(warnings)}" if warnings else "")
+    if pair["compatible"] is None:
+        return f"could not be told: {', '.join(c['name'] for c in pair['checks'] if not c['decided'])}"
+    failed = [c["name"] for c in pair["checks"] if c["status"] == "fail" and c["decided"]]
+    warned = [c["name"] for c in pair["checks"] if c["status"] == "warn"]
+    return f"not compatible: {', '.join(failed)}" if failed else f"not compatible by --strict: {', '.join(warned)}"
+
+
+def _elsewhere(pair: Document) -> str:
+    """Who takes it and who does not, in a few words."""
+    parts = []
+    for accepts, words in TAKEN.items():
+        engines = [fact["engine"] for fact in pair["elsewhere"] if fact["accepts"] is accepts]
+        if engines:
+            parts.append(f"{words}: {', '.join(engines)}")
+    return "; ".join(parts) or "-"
+
+
+def _sentence(pair: Document) -> str:
+    return str((pair["probe"] or {}).get("sentence", ""))
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _markdown_row(*headings: str) -> list[str]:
+    return [_row(*headings), _row(*("---" for _ in headings))]
