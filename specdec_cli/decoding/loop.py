@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.decoding.acceptance import Verdict, verify
+from specdec_cli.decoding.draft_length import DraftLength, Fixed, Outcome
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.stopping import FinishReason, Stopping
@@ -45,7 +46,9 @@ class Step:
         draft_s, verify_s, other_s: seconds proposing; in the target's pass; and in the rest of the round.
         finish_reason: set on the last round.
         withdrawn: tokens of earlier rounds that a stop string took back.
+        num_draft_tokens: K of this round, as it was asked for.
         cut: the round was shortened by the end of the text or a limit, so its counts say nothing about acceptance.
+        source: which of several sources drafted; empty where there is one, or none had a guess.
     """
 
     token_ids: tuple[int, ...]
@@ -60,7 +63,9 @@ class Step:
     other_s: float
     finish_reason: FinishReason | None = None
     withdrawn: int = 0
+    num_draft_tokens: int = 0
     cut: bool = False
+    source: str = ""
 
 
 class Generation:
@@ -70,7 +75,8 @@ class Generation:
         target: its cache is emptied first.
         drafter: likewise reset.
         prompt_ids: at least one id, and fewer than the target has positions for.
-        num_draft_tokens: K, drafted a round at most.
+        num_draft_tokens: K, drafted a round at most; or a rule that says it for each round, which goes on learning
+            from one generation to the next.
         sampling: how the target's logits are warped; the drafter must have been made with the same.
         stopping: fresh for this generation.
         seed: of all random draws.
@@ -89,7 +95,7 @@ class Generation:
         drafter: Drafter,
         prompt_ids: Sequence[int],
         *,
-        num_draft_tokens: int,
+        num_draft_tokens: int | DraftLength,
         sampling: SamplingSettings,
         stopping: Stopping,
         seed: int = 0,
@@ -105,7 +111,7 @@ class Generation:
         self._target = target
         self._drafter = drafter
         self._committed = list(prompt_ids)
-        self._num_draft_tokens = num_draft_tokens
+        self._draft_length = Fixed(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
         self._sampling = sampling
         self._stopping = stopping
         self._simulated_acceptance = simulated_acceptance
@@ -138,7 +144,8 @@ class Generation:
         # Of K + 1 tokens no more than `remaining` can be used, nor more than the target has positions for.
         positions = target.max_length - len(self._committed)
         room = min(self._stopping.remaining, positions + 1) - 1
-        num_draft_tokens = min(self._num_draft_tokens, room)
+        wanted = self._draft_length.next()
+        num_draft_tokens = min(wanted, room)
 
         started = clock()
         draft = self._drafter.propose(Context(self._committed), num_draft_tokens, self._draft_generator)
@@ -170,6 +177,9 @@ class Generation:
         self.token_ids += emitted[:kept]
         if reason is None and len(self._committed) > target.max_length:
             reason, self.context_full = "length", True
+        draft_s, verify_s, other_s = proposed - started, verified - proposed, clock() - verified
+        cut = reason in ("eos", "stop") or num_draft_tokens < wanted
+        self._draft_length.observe(Outcome(len(drafted), num_accepted, draft_s, verify_s, other_s, whole=not cut))
         return Step(
             token_ids=tuple(emitted[:kept]),
             provenance=provenance[:kept],
@@ -178,12 +188,14 @@ class Generation:
             target_probs=figures[0],
             draft_probs=figures[1],
             overlap=figures[2],
-            draft_s=proposed - started,
-            verify_s=verified - proposed,
-            other_s=clock() - verified,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=other_s,
             finish_reason=reason,
             withdrawn=withdrawn,
-            cut=reason in ("eos", "stop") or num_draft_tokens < self._num_draft_tokens,
+            num_draft_tokens=wanted,
+            cut=cut,
+            source=draft.source,
         )
 
     def _prefix(self, draft_ids: Tensor) -> Tensor | None:
