@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_cli.theory import best_num_draft_tokens, speedup, tokens_per_round, verify_cost_at
+from specdec_cli.theory import best_num_draft_tokens, break_even_alpha, speedup, tokens_per_round, verify_cost_at
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,21 @@ def test_verify_cost_may_be_a_number_a_mapping_or_a_function() -> None:
 def test_nonsense_is_refused(call: object) -> None:
     with pytest.raises(ValueError, match=r"alpha|negative|costs"):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("k", [1, 4, 13])
+@pytest.mark.parametrize("c", [0.0, 0.05, 0.37, 0.999])
+def test_break_even_alpha_is_where_nothing_is_gained(k: int, c: float) -> None:
+    alpha = break_even_alpha(k, c)
+    assert alpha is not None
+    assert speedup(alpha, k, c) == pytest.approx(1.0)
+    assert speedup(min(1.0, alpha + 1e-3), k, c) > 1.0
+    if k == 1:
+        assert alpha == pytest.approx(c, abs=1e-12)
+
+
+def test_no_alpha_pays_for_a_draft_as_slow_as_the_target() -> None:
+    assert break_even_alpha(4, 1.0) is None
+    for k, c in ((0, 0.1), (1, -0.1)):
+        with pytest.raises(ValueError, match="K must be 1 or above and c at least 0"):
+            break_even_alpha(k, c)
