@@ -192,7 +192,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 
 # Help, version, start-up
 
-COMMANDS = ["generate", "presets"]
+COMMANDS = ["generate", "bench", "sweep-k", "pair-check", "predict", "presets"]
 GENERATE_OPTIONS = [
     "--preset", "--target", "--draft", "--device", "--draft-device", "--dtype", "--draft-dtype", "--revision",
     "--draft-revision", "--offline", "--trust-remote-code", "--temperature", "--top-k", "--top-p", "--min-p",
