@@ -264,6 +264,21 @@ def test_texts_that_end_at_once_leave_acceptance_open() -> None:
     assert "--prompts" in sentence
 
 
+def test_a_slow_pair_gets_two_prompts_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    target, draft = cached(), cached()
+
+    def slow(token_ids: Tensor, num_logits: int, forward: Any = target.forward) -> Tensor:
+        clock.now += 100.0
+        logits: Tensor = forward(token_ids, num_logits)
+        return logits
+
+    everything = measure_acceptance(target, draft, [TEXT[:8]] * 4, GREEDY, (), clock)
+    monkeypatch.setattr(target, "forward", slow)
+    limited = measure_acceptance(target, draft, [TEXT[:8]] * 4, GREEDY, (), clock)
+    assert 2 * limited.rounds == everything.rounds > 0
+
+
 def test_the_mean_of_groups_and_its_interval() -> None:
     assert clustered_mean([]) is None
     assert clustered_mean([[], []]) is None

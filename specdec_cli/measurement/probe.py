@@ -36,6 +36,8 @@ WARM_UP = 2
 # As many repeats as fit into the seconds, but no fewer than the first number and no more than the second.
 REPEATS, ENOUGH_SECONDS = (7, 31), 6.0
 STEP_EVERY = 6  # passes of the target between two of its single steps
+# After so many seconds no further prompt is begun, once two are done.
+ACCEPTANCE_SECONDS = 40.0
 # Single steps that scatter more than the first are told beside the figures; more than the second, and other programs
 # were measured as much as the models.
 SCATTERED, DISTURBED = 0.25, 1.0
@@ -270,7 +272,7 @@ def measure_acceptance(
     end_ids: Collection[int],
     clock: Callable[[], float],
 ) -> Acceptance:
-    """Run real rounds on each prompt and count.
+    """Run real rounds on each prompt, as long as there is time, and count.
 
     Args:
         prompts: ids, each shorter than the target's context.
@@ -280,7 +282,10 @@ def measure_acceptance(
     """
     drafter = DraftModel(draft, sampling)
     whole: list[list[Step]] = []
+    begun = clock()
     for number, prompt in enumerate(prompts):
+        if number >= 2 and clock() - begun > ACCEPTANCE_SECONDS:
+            break
         generation = Generation(
             target, drafter, prompt, num_draft_tokens=ROUND_K, sampling=sampling,
             stopping=Stopping(NEW_TOKENS, end_ids), seed=number, clock=clock,
