@@ -12,6 +12,9 @@ from specdec_cli.errors import UsageError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
+NOT_QUANTIZED, AUTO = "none", "auto"
+QUANTIZE = (NOT_QUANTIZED, "int8", "int4", AUTO)
+WHOLE_VOCAB = "none"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -36,6 +39,9 @@ class ModelSettings:
         offline: never touch the network.
         trust_remote_code: run Python code that a checkpoint brings along.
         dummy_weights: build the model from its configuration with random weights, to time it without a download.
+        quantize: bits that linear layers keep of their weights; "auto", for a draft, is what steps fastest.
+        vocab: of a draft, the tokens that its head computes: "none" all, a number so many of the most frequent, else a
+            file of text that holds them.
     """
 
     source: str
@@ -45,10 +51,18 @@ class ModelSettings:
     offline: bool = False
     trust_remote_code: bool = False
     dummy_weights: bool = False
+    quantize: str = NOT_QUANTIZED
+    vocab: str = WHOLE_VOCAB
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "the model is an empty string: give a folder, a .gguf file or a hub id")
         _require(self.dtype in DTYPES, f"the dtype must be one of {', '.join(DTYPES)}, not '{self.dtype}'")
+        _require(self.quantize in QUANTIZE, f"--quantize must be one of {', '.join(QUANTIZE)}, not '{self.quantize}'")
+        digits = self.vocab.removeprefix("-").isdecimal()
+        _require(
+            bool(self.vocab) and not (digits and int(self.vocab) < 1),
+            f"--draft-vocab must be a number of 1 or above, a file of text or {WHOLE_VOCAB}, not '{self.vocab}'",
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import NO_DRAFT, BenchSettings, SamplingSettings
+from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, BenchSettings, SamplingSettings
 
 EXPORT_TOOLS = "vllm, sglang, llama.cpp, transformers, mlx or trtllm"
 MEASUREMENT = "Measurement"
@@ -131,6 +131,9 @@ def bench(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
+    quantize: o.QuantizeOption = o.Quantize.none,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
+    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
@@ -170,6 +173,7 @@ def bench(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
     )  # fmt: skip
     return _measure(
         models, ks=(models.k if k is None else k,), temperatures=temperature,
@@ -189,6 +193,9 @@ def sweep_k(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
+    quantize: o.QuantizeOption = o.Quantize.none,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
+    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
@@ -243,6 +250,7 @@ def sweep_k(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
     )  # fmt: skip
     return _measure(
         models, ks=ks, temperatures=temperature, sampling=(top_k, top_p, min_p, repetition_penalty), seed=seed,

@@ -12,7 +12,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import GenerationSettings, SamplingSettings
+from specdec_cli.settings import WHOLE_VOCAB, GenerationSettings, SamplingSettings
 
 
 class TextFormat(StrEnum):
@@ -41,6 +41,9 @@ def generate(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
+    quantize: o.QuantizeOption = o.Quantize.none,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
+    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
@@ -91,6 +94,7 @@ def generate(
         preset=preset, target=target, drafts=[draft] if draft is not None else [], device=device,
         draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
     )  # fmt: skip
     (drafter,) = models.drafts
     sampling = SamplingSettings(temperature, top_k, top_p, min_p, repetition_penalty)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from specdec_cli.errors import InterruptedByUser, UsageError
-from specdec_cli.settings import NO_DRAFT, ModelSettings
+from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, ModelSettings
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
@@ -26,6 +26,23 @@ class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class Quantize(StrEnum):
+    """Values of --quantize."""
+
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+
+
+class DraftQuantize(StrEnum):
+    """Values of --draft-quantize."""
+
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+    auto = "auto"
 
 
 def _complete_preset(incomplete: str) -> list[str]:
@@ -82,6 +99,26 @@ DtypeOption = Annotated[
 ]
 DraftDtypeOption = Annotated[
     Dtype | None, _option("--draft-dtype", panel=MODELS, show_default=False, help="The draft's type, if another.")
+]
+QuantizeOption = Annotated[
+    Quantize, _option("--quantize", panel=MODELS, help="Round the target's weights: faster, but another model.")
+]
+DraftQuantizeOption = Annotated[
+    DraftQuantize,
+    _option(
+        "--draft-quantize",
+        panel=MODELS,
+        help="Round the draft's weights: output keeps its distribution. auto: what steps fastest here, which may "
+        "give one seed another text.",
+    ),
+]
+DraftVocabOption = Annotated[
+    str,
+    _option(
+        "--draft-vocab",
+        panel=MODELS,
+        help="Cut the draft's head to N frequent tokens, or to those of a FILE of text: output keeps its distribution.",
+    ),
 ]
 RevisionOption = Annotated[
     str | None, _option("--revision", panel=MODELS, show_default=False, help="Hub branch, tag or commit.")
@@ -158,6 +195,9 @@ def choose_models(
     draft_device: str | None = None,
     dtype: Dtype = Dtype.auto,
     draft_dtype: Dtype | None = None,
+    quantize: Quantize = Quantize.none,
+    draft_quantize: DraftQuantize = DraftQuantize.none,
+    draft_vocab: str = WHOLE_VOCAB,
     revision: str | None = None,
     draft_revision: str | None = None,
     offline: bool = False,
@@ -167,7 +207,7 @@ def choose_models(
     """Join the model options with the preset that they stand beside.
 
     Raises:
-        UsageError: --preset beside --target, or a target without a draft.
+        UsageError: --preset beside --target, a target without a draft, or --draft-vocab names no file.
     """
     from specdec_cli.presets import DEFAULT, load_preset
 
@@ -184,8 +224,10 @@ def choose_models(
         source=target or (pair.target if pair else ""),
         revision=revision or (pair.revision if pair else None),
         device=device, dtype=wanted, offline=offline, trust_remote_code=trust_remote_code,
-        dummy_weights=dummy_weights,
+        dummy_weights=dummy_weights, quantize=quantize.value,
     )  # fmt: skip
+    if draft_vocab != WHOLE_VOCAB and not draft_vocab.lstrip("-").isdecimal() and not Path(draft_vocab).is_file():
+        raise UsageError(f"--draft-vocab {draft_vocab} is no number, no file and not {WHOLE_VOCAB}: give one of these")
 
     def draft_settings(source: str) -> ModelSettings | None:
         if source == NO_DRAFT:
@@ -195,6 +237,7 @@ def choose_models(
             revision=draft_revision or (pair.draft_revision if pair and own_draft else None),
             device=draft_device or device, dtype=wanted if draft_dtype is None else draft_dtype.value,
             offline=offline, trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
+            quantize=draft_quantize.value, vocab=draft_vocab,
         )  # fmt: skip
 
     names = list(drafts) or [pair.draft if pair else NO_DRAFT]

@@ -24,8 +24,7 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.loading import Checkpoint
-from specdec_cli.runtime.pair import Pair, conversation, load_pair
+from specdec_cli.runtime.pair import Pair, conversation, describe, load_pair
 from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
 
 
@@ -253,14 +252,10 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
 
 
 def _settings(request: GenerateRequest, pair: Pair) -> dict[str, object]:
-    def model(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
-        dtype = str(checkpoint.dtype).removeprefix("torch.")
-        return {**asdict(settings), "device": str(checkpoint.device), "dtype": dtype}
-
     small = pair.draft_checkpoint
     return {
-        "target": model(request.target, pair.checkpoint),
-        "draft": model(request.draft, small) if request.draft and small else {"source": request.drafter},
+        "target": describe(request.target, pair.checkpoint),
+        "draft": describe(request.draft, small) if request.draft and small else {"source": request.drafter},
         "sampling": asdict(request.sampling),
         "generation": asdict(request.generation),
         "system": request.system,

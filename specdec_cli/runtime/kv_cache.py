@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.cache_layers import buffered_cache
+from specdec_cli.runtime.cut_head import CutHead
 
 UNLIMITED = 2**31 - 1
 
@@ -45,6 +46,8 @@ class TransformersModel:
         if blocked_ids is not None and len(blocked_ids):
             self._blocked = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
             self._blocked[blocked_ids] = True
+        head = model.get_output_embeddings()
+        self._cut_head = head if isinstance(head, CutHead) else None
         self.length = 0
         self._cache: Any = None
         if self.device.type == "cpu":
@@ -57,6 +60,8 @@ class TransformersModel:
         """Start with an empty cache."""
         self._cache = buffered_cache(self._model.config)
         self._cache.activate_past_recording()
+        if self._cut_head is not None:
+            self._cut_head.forget_prompt()
         self.length = 0
 
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
@@ -64,9 +69,13 @@ class TransformersModel:
         if self._num_rows < self.vocab_size:
             # A token that only the target has: the draft reads another in its place, which costs a guess at most.
             token_ids = token_ids.clamp(max=self._num_rows - 1)
+        if self._cut_head is not None and self.length == 0:
+            self._cut_head.read_prompt(token_ids)
         output = self._model(input_ids=token_ids[None], cache=self._cache, use_cache=True, logits_to_keep=num_logits)
         self.length += token_ids.shape[0]
         logits = output.logits[0, :, : self.vocab_size].float()
+        if self._cut_head is not None:  # once more: see there
+            logits = logits.masked_fill(self._cut_head.outside[: logits.shape[-1]], -torch.inf)
         missing = self.vocab_size - logits.shape[-1]
         if missing > 0:
             logits = pad(logits, (0, missing), value=-torch.inf)

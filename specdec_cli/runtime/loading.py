@@ -30,10 +30,12 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
+from specdec_cli.runtime.cut_head import cut_head
 from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory, out_of_memory
 from specdec_cli.runtime.dummy import dummy_model
+from specdec_cli.runtime.quantize import quantize, weight_bytes
 from specdec_cli.runtime.sources import Report, locate
-from specdec_cli.settings import ModelSettings
+from specdec_cli.settings import AUTO, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What transformers, huggingface_hub, safetensors and pickle raise at files that are missing or wrong.
 READING_FAILS = (
@@ -57,6 +59,8 @@ class Checkpoint:
         num_rows: rows of the embedding, padding included.
         end_ids: ids that end a text, from the generation config and the tokenizer.
         notes: what was decided while loading, a line each.
+        quantize: bits that linear layers keep of their weights: "none", "int8" or "int4".
+        head_rows: tokens that the head computes; `num_rows` unless it was cut.
     """
 
     name: str
@@ -67,14 +71,20 @@ class Checkpoint:
     num_rows: int
     end_ids: frozenset[int]
     notes: tuple[str, ...]
+    quantize: str
+    head_rows: int
 
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
         table, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
-        tied = head is None or head.weight is table
-        read = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return read if tied else read - table.numel() * table.element_size()
+        tied = head is None or getattr(head, "weight", None) is table  # a quantised head has weights of its own
+        return weight_bytes(self.model) - (0 if tied else table.nbytes)
+
+    @property
+    def coarsest_dtype(self) -> torch.dtype:
+        """Of the types that logits pass through, the one that rounds most: quantised layers compute in bfloat16."""
+        return self.dtype if self.quantize == NOT_QUANTIZED else torch.bfloat16
 
 
 def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
@@ -93,6 +103,8 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     prefix = "" if role == "target" else "draft-"
     option = f"--{role}"
     device = choose_device(settings.device, f"--{prefix}device")
+    if role == "target" and settings.quantize == AUTO:
+        raise UsageError(f"--quantize {AUTO} is for a draft; another target is another model: choose one by name")
     place = locate(settings.source, option, report)
     where = hub_options(settings)
     with one_line_errors(settings, option):
@@ -121,6 +133,15 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
     embeddings = model.get_output_embeddings()
     rows = embeddings.weight.shape[0] if embeddings is not None else config.get_text_config().vocab_size
+    ends = end_ids(model.generation_config, tokenizer)
+    head_rows, quantized = rows, NOT_QUANTIZED
+    if settings.vocab != WHOLE_VOCAB:
+        head_rows = cut_head(model, tokenizer, settings.vocab, ends) or rows
+        notes.append(f"{role} head cut to {head_rows:,} of {rows:,} tokens; it never proposes the others")
+    if settings.quantize != NOT_QUANTIZED:
+        with out_of_memory(f"to quantise {option} {settings.source}", "leave the quantisation out"):
+            quantized, words = quantize(model, settings.quantize, device, f"--{prefix}quantize")
+        notes.append(f"{role} {words}" + (": another model than the one named" if role == "target" else ""))
     return Checkpoint(
         name=settings.source,
         model=model,
@@ -128,8 +149,10 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         device=model.device,
         dtype=dtype,
         num_rows=rows,
-        end_ids=end_ids(model.generation_config, tokenizer),
+        end_ids=ends,
         notes=tuple(notes),
+        quantize=quantized,
+        head_rows=head_rows,
     )
 
 

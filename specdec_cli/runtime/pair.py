@@ -154,9 +154,14 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
 
 
 def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
-    """What was asked for, with the device and the number type that it came to; for records."""
-    dtype = str(checkpoint.dtype).removeprefix("torch.")
-    return {**asdict(settings), "device": str(checkpoint.device), "dtype": dtype}
+    """What was asked for, with the device, the number type and the bits that it came to; for records."""
+    return {
+        **asdict(settings),
+        "device": str(checkpoint.device),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "quantize": checkpoint.quantize,
+        "head_rows": checkpoint.head_rows,
+    }
 
 
 def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:

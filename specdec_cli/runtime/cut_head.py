@@ -1,0 +1,140 @@
+"""A draft's output head with fewer rows: tokens that hardly ever come need not be computed for every guess.
+
+A small draft of a large vocabulary spends much of a step on its head. A head that knows the frequent tokens alone gives
+the others probability 0: the rule then never sees them proposed, and the target puts them in where they belong, so the
+output keeps its distribution whatever is cut (frequency-ranked drafting: Zhao et al., FR-Spec, arXiv 2502.14856).
+
+The prompt's own tokens are added for as long as it is answered, since names in it come again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec_cli.errors import UsageError
+from specdec_cli.prompts import builtin_names, builtin_prompts
+
+OPTION = "--draft-vocab"
+
+
+class CutHead(nn.Module):
+    """[..., hidden] in, [..., num_rows] logits out, -inf for tokens outside.
+
+    Args:
+        head: the whole one.
+        kept_ids: ascending.
+
+    Attributes:
+        part: the head's kept rows; may be quantised like any linear layer.
+        outside: [num_rows], the ids whose logits are -inf. Models that bend their logits afterwards (Gemma's soft
+            capping) make numbers of them, so whoever samples masks these ids once more.
+    """
+
+    outside: Tensor
+
+    def __init__(self, head: nn.Linear, kept_ids: Tensor) -> None:
+        super().__init__()
+        self.part = nn.Linear(head.in_features, len(kept_ids), head.bias is not None, device="meta")
+        self.part.weight = nn.Parameter(head.weight.detach()[kept_ids], requires_grad=False)
+        if head.bias is not None:
+            self.part.bias = nn.Parameter(head.bias.detach()[kept_ids], requires_grad=False)
+        self._num_rows = head.out_features
+        self._kept_ids = kept_ids
+        # Rows for tokens of a prompt are taken from here; in a tuple, so that they are no weights of this module.
+        self._whole = (head.weight.detach(), None if head.bias is None else head.bias.detach())
+        self.forget_prompt()
+
+    def forget_prompt(self) -> None:
+        """Know the kept tokens alone."""
+        self._ids = self._kept_ids
+        self._extra: tuple[Tensor, Tensor | None] | None = None
+        self.outside = self._kept_ids.new_ones(self._num_rows, dtype=torch.bool)
+        self.outside[self._ids] = False
+
+    def read_prompt(self, token_ids: Tensor) -> None:
+        """Know the tokens of a prompt as well, until the next one: [n] ids, those without a row left out."""
+        token_ids = token_ids[token_ids < self._num_rows].unique()
+        new = token_ids[self.outside[token_ids]]
+        if not len(new):
+            return
+        weight, bias = self._whole
+        self._extra = (weight[new], None if bias is None else bias[new])
+        self._ids = torch.cat([self._kept_ids, new])
+        self.outside[new] = False
+
+    def forward(self, states: Tensor) -> Tensor:
+        logits = self.part(states)
+        if self._extra is not None:
+            logits = torch.cat([logits, linear(states, *self._extra)], dim=-1)
+        whole = logits.new_full((*logits.shape[:-1], self._num_rows), -torch.inf)
+        return whole.index_copy_(-1, self._ids, logits)
+
+
+def cut_head(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collection[int]
+) -> int | None:
+    """Cut a draft's head to the tokens that `vocab` asks for, the built-in prompts' and all special ones.
+
+    Args:
+        model: changed where it stands.
+        vocab: a number of tokens, or a file of text.
+        end_ids: ids that end a text.
+
+    Returns:
+        how many are left, or None where that is all of them.
+
+    Raises:
+        UsageError: the file cannot be read, or the model's head is not a linear layer.
+    """
+    head: Any = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise UsageError(f"{OPTION} needs a linear head, which {type(model).__name__} has not: leave it out")
+    kept = kept_tokens(tokenizer, vocab, end_ids, head.out_features)
+    if len(kept) >= head.out_features:
+        return None
+    with torch.no_grad():
+        cut = CutHead(head, torch.tensor(kept, device=head.weight.device))
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is head:
+                setattr(parent, name, cut)
+    return len(kept)
+
+
+def kept_tokens(tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collection[int], num_rows: int) -> list[int]:
+    """Ids that a head is cut to, ascending.
+
+    For a number: those of the built-in prompts by frequency, then by id, since byte-pair encodings and their kin number
+    tokens in the order in which training found them, the frequent ones first. For a file: all that its text and the
+    built-in prompts hold. Special and added tokens come on top.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    texts = [text for name in builtin_names() for prompt in builtin_prompts(name) for text in prompt.turns]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    counts = Counter(i for ids in encoded for i in ids if i < num_rows)
+    if vocab.isdecimal():
+        ranking = dict.fromkeys([*(i for i, _ in counts.most_common()), *range(num_rows)])
+        wanted = set(list(ranking)[: int(vocab)])
+    else:
+        wanted = set(counts) | set(tokenizer(_read(vocab), add_special_tokens=False)["input_ids"])
+    wanted |= {*end_ids, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    return sorted(i for i in wanted if i < num_rows)
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{OPTION} {file} cannot be read ({error.strerror}): give a number or a file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{OPTION} {file} is not UTF-8 (byte {error.start:,}): save it as UTF-8") from error
