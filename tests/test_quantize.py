@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from laws import SIGNIFICANCE, chi_square_p
+from laws import SIGNIFICANCE, BagModel, chi_square_p
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -21,6 +21,7 @@ from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.measurement.fidelity import compare, greedy_answers
 from specdec_cli.prompts import builtin_names, builtin_prompts
 from specdec_cli.runtime import quantize as q
 from specdec_cli.runtime.cut_head import CutHead, cut_head, kept_tokens
@@ -418,3 +419,55 @@ def test_plain_decoding_of_a_rounded_target_equals_itself_in_blocks() -> None:
     )
     assert [i for step in rounds for i in step.token_ids] == alone
     assert all(step.num_accepted == len(step.draft_token_ids) for step in rounds)
+
+
+# ---------------------------------------------------------------------------------------- fidelity
+def test_overlap_and_agreement_are_those_of_the_distributions_after_every_token_of_the_answers() -> None:
+    model, reference = BagModel(11, seed=1), BagModel(11, seed=2)
+    texts = [([3], [1, 2, 3]), ([5, 6, 7], [4] * 20), ([1, 2], [])]
+    overlaps, same = [], []
+    for prompt, answer in texts:
+        for end in range(len(answer)):
+            ours, theirs = (m.logits([*prompt, *answer[:end]]).softmax(-1) for m in (model, reference))
+            overlaps.append(float(torch.minimum(ours, theirs).sum()))
+            same.append(bool(ours.argmax() == theirs.argmax()))
+    found = compare(model, reference, texts)
+    assert found.positions == len(overlaps) == 23
+    assert found.overlap == pytest.approx(sum(overlaps) / 23, abs=1e-5)
+    assert found.greedy_agreement == pytest.approx(sum(same) / 23)
+    assert 0.05 < found.overlap < 0.95
+    itself = compare(model, BagModel(11, seed=1), texts)
+    assert (itself.overlap, itself.greedy_agreement) == (pytest.approx(1.0, abs=1e-6), 1.0)
+    with pytest.raises(ValueError, match="no answers"):
+        compare(model, reference, [([1, 2], [])])
+
+
+def test_greedy_answers_are_the_models_own() -> None:
+    model = BagModel(11, seed=1)
+    ((prompt, answer),) = greedy_answers(model, [[4, 5]], 6)
+    assert len(answer) == 6
+    for end, token_id in enumerate(answer):
+        assert token_id == int(model.logits([*prompt, *answer[:end]]).argmax())
+
+
+def test_bench_says_how_far_a_rounded_target_is_from_itself(specdec: Specdec, tmp_path: Path) -> None:
+    folder = str(tiny.save(tmp_path / "model", tiny.model(initializer_range=0.1)))
+    arguments = ["bench", "-t", folder, "-d", folder, "--device", "cpu", "--limit", "1", "-n", "8", "--k", "2"]
+    arguments += ["--prompts", "code", "--raw", "--seed", "1"]
+    code, out, err = specdec(*arguments, "--quantize", "int4", "--draft-quantize", "int8", "--draft-vocab", "90")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "rounded to int4, which is another model: its distributions overlap by" in said
+    assert f"{folder} in int4 with {folder} in int8 (head of 91 tokens), K 2" in said
+    code, out, _ = specdec(*arguments, "--quantize", "int8", "--format", "json", "-q")
+    record = json.loads(out)
+    assert code == 0
+    assert 0.9 < record["quantisation"]["overlap"] < 1
+    assert 0 <= record["quantisation"]["greedy_agreement"] <= 1
+    assert record["quantisation"]["positions"] == 8
+    assert record["settings"]["target"]["quantize"] == "int8"
+    code, out, _ = specdec(*arguments, "--draft-quantize", "int8", "--format", "json", "-q")
+    assert json.loads(out)["quantisation"] is None  # of the target, and it is whole
+    code, out, _ = specdec(*arguments, "--quantize", "int8", "--format", "markdown", "-q")
+    assert "| target |" in out
+    assert "| int8 " in out

@@ -14,12 +14,13 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from specdec_cli.drafters import drafter_class
-from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, SpecdecError, UsageError
+from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.measurement import benchmark as measure
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import Contest, LoopArm, PeerArm, Run, Session
 from specdec_cli.measurement.caveats import caveats, drift
 from specdec_cli.measurement.distribution import check_first_tokens
+from specdec_cli.measurement.fidelity import compare
 from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.recommendation import mark_best, recommend
 from specdec_cli.prompts import Prompt
@@ -32,9 +33,12 @@ from specdec_cli.reports.runs_file import RunsFile, drop_torn_line, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pair import Pair, conversation, describe, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
-from specdec_cli.settings import NO_DRAFT, BenchSettings, ModelSettings, SamplingSettings
+from specdec_cli.runtime.sources import Report
+from specdec_cli.settings import NO_DRAFT, NOT_QUANTIZED, BenchSettings, ModelSettings, SamplingSettings
 
 PLAIN_WIDTH = 100  # of tables in a file
+# What a quantised target is compared with itself on.
+COMPARED_ANSWERS, COMPARED_TOKENS = 12, 48
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def run(request: BenchRequest) -> int:
         if not session.runs:
             raise InterruptedByUser("interrupted before the first prompt was measured")
         record = _document(request, pairs, contests, dialogues, session, head, others)
+        record["quantisation"] = _quantisation(request, pairs, dialogues, session, report)
         for line in lines:
             for result in record["results"]:
                 line.write("result", document(**head, **{k: v for k, v in result.items() if k != "samples"}))
@@ -218,8 +223,8 @@ def _measure(
     progress: Progress,
 ) -> float | None:
     """Fill the session; what share of the cores' time other processes took."""
-    checkpoint = pairs[0].checkpoint
-    rounding: float | None = torch.finfo(checkpoint.dtype).eps if checkpoint.dtype.itemsize < 4 else 0.0
+    coarsest = pairs[0].checkpoint.coarsest_dtype
+    rounding: float | None = torch.finfo(coarsest).eps if coarsest.itemsize < 4 else 0.0
     if request.settings.simulated_acceptance is not None:
         rounding = None
     cases = sum(d.turns for d in dialogues)
@@ -282,6 +287,24 @@ def _document(
         others_share=others,
         warnings=[asdict(caveat) for caveat in found],
     )
+
+
+def _quantisation(
+    request: BenchRequest, pairs: Sequence[Pair], dialogues: Sequence[_Dialogue], session: Session, report: Report
+) -> dict[str, Any] | None:
+    """How far a quantised target is from itself, on what it answered; None where it is not, or that cannot be told."""
+    pretended = request.target.dummy_weights or request.settings.simulated_acceptance is not None
+    if pairs[0].checkpoint.quantize == NOT_QUANTIZED or pretended or session.interrupted:
+        return None
+    answers = {run.prompt: run.token_ids for run in session.runs if run.arm == NO_DRAFT and run.turn == 1}
+    texts = [(dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
+    report("comparing the quantised target with itself")
+    try:
+        whole = load_pairs(replace(request.target, quantize=NOT_QUANTIZED), [None], report)[0]
+        return asdict(compare(pairs[0].target, whole.target, texts[:COMPARED_ANSWERS]))
+    except OutOfMemoryError as error:
+        report(f"no comparison: {error}")
+        return None
 
 
 def _check_distributions(

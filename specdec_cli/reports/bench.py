@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specdec_cli.reports import verdict
 from specdec_cli.reports.rows import flatten
+from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB
 
 ALL = "all"
 # Too long for a table's cell, or said in the verdict.
@@ -39,7 +40,7 @@ def sweep_report(document: dict[str, Any]) -> Group:
     whole = _whole(document["results"])
     for temperature, draft in dict.fromkeys((r["temperature"], r["draft"]) for r in whole):
         points = [r for r in whole if (r["temperature"], r["draft"]) == (temperature, draft)]
-        head = f"{draft}, temperature {temperature:g}: {points[0]['prompts']} answers, "
+        head = f"{_draft_title(document, draft)}, temperature {temperature:g}: {points[0]['prompts']} answers, "
         parts += [
             Text(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", style="bold"),
             _sweep_table(points),
@@ -63,6 +64,7 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
         {
             "draft": r["draft"],
             **({"simulated": " and ".join(parts)} if (parts := pretended(document["settings"])) else {}),
+            **({"target": how} if (how := document["settings"]["target"].get("quantize")) in ("int8", "int4") else {}),
             "K": r["k"],
             "T": r["temperature"],
             **({"category": r["category"]} if len(document["results"]) > len(_whole(document["results"])) else {}),
@@ -105,13 +107,43 @@ def pretended(settings: dict[str, Any]) -> list[str]:
 
 def _marks(document: dict[str, Any]) -> list[RenderableType]:
     parts = pretended(document["settings"])
-    return [Text(f"SIMULATED: {' and '.join(parts)}; only the times are real.", style="bold red")] if parts else []
+    marks = [Text(f"SIMULATED: {' and '.join(parts)}; only the times are real.", style="bold red")] if parts else []
+    return [*marks, *_sentences(_rounded(document))]
+
+
+def _rounded(document: dict[str, Any]) -> str:
+    """That a quantised target is another model, and how far it is from the one named."""
+    how = document["settings"]["target"].get("quantize", NOT_QUANTIZED)
+    if how == NOT_QUANTIZED:
+        return ""
+    text = f"The target's weights are rounded to {how}, which is another model"
+    found = document.get("quantisation")
+    if found is None:
+        return text + "."
+    return (
+        f"{text}: its distributions overlap by {found['overlap']:.3f} with those of the target as it was, and both "
+        f"choose the same token at {found['greedy_agreement']:.1%} of {found['positions']:,} positions."
+    )
+
+
+def _title(name: str, settings: dict[str, Any]) -> str:
+    """A model's name, and what made it cheaper."""
+    how = settings.get("quantize", NOT_QUANTIZED)
+    return name if how == NOT_QUANTIZED else f"{name} in {how}"
+
+
+def _draft_title(document: dict[str, Any], name: str) -> str:
+    drafts: list[dict[str, Any]] = document["settings"]["drafts"]
+    settings = next((d for d in drafts if d.get("name", d["source"]) == name), {})
+    cut = settings.get("vocab", WHOLE_VOCAB) != WHOLE_VOCAB
+    return _title(name, settings) + (f" (head of {settings['head_rows']:,} tokens)" if cut else "")
 
 
 def _headline(document: dict[str, Any], result: dict[str, Any]) -> Text:
-    target = document["settings"]["target"]["source"]
+    settings = document["settings"]["target"]
+    target, draft = _title(settings["source"], settings), _draft_title(document, result["draft"])
     count = f"{result['prompts']} answers, {result['new_tokens']:,} tokens"
-    text = f"{target} with {result['draft']}, K {result['k']}, temperature {result['temperature']:g}: {count}"
+    text = f"{target} with {draft}, K {result['k']}, temperature {result['temperature']:g}: {count}"
     return Text(text, style="bold")
 
 
