@@ -1,0 +1,250 @@
+"""What cheaper steps bring: targets and drafts in fewer bits, and a draft's head cut to frequent tokens.
+
+Greedy, on code prompts, every arm once a prompt in rotating order, in one process. The first arm is plain decoding of
+the target in 16 bits, which all others are divided by: the table gives the geometric mean over prompts of decoding
+alone (prefill is apart). A quantised target is another model, so its text may be another; what a draft is made of never
+changes the text, near ties in 16-bit arithmetic apart.
+
+Every arm is TARGET, or TARGET+DRAFT@K: bits of the target, bits of the draft and, behind a colon, how many tokens its
+head is cut to. `auto` is what steps fastest here. Where llama-cpp-python is installed and the models are .gguf files,
+llama.cpp's plain decoding of both is measured in the same run.
+
+    python benchmarks/cheap_steps.py -t TARGET.gguf -d DRAFT.gguf
+    python benchmarks/cheap_steps.py -t TARGET -d DRAFT --arms bf16,int8+int4:32768@4 --prompts 2 --tokens 48
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from specdec_cli.decoding.loop import Generation, Step
+from specdec_cli.decoding.stopping import Stopping
+from specdec_cli.drafters.base import Drafter
+from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.measurement.hardware import environment
+from specdec_cli.prompts import builtin_prompts
+from specdec_cli.runtime.compatibility import compare_vocabularies, id_to_token, require_same_vocabulary
+from specdec_cli.runtime.kv_cache import TransformersModel
+from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
+
+GREEDY = SamplingSettings(temperature=0.0)
+BITS = {"bf16": NOT_QUANTIZED, "int8": "int8", "int4": "int4", "auto": "auto"}
+# The pilot's rows, then what `auto` and a head of 32,768 tokens make of each target.
+ARMS = (
+    *("bf16", "bf16+bf16@3", "bf16+int8@6", "bf16+int8:24000@6", "int8", "int8+int8:24000@3", "int4"),
+    *("int4+int4:24000@3", "bf16+auto:32768@6", "int8+auto:32768@3", "int4+auto:32768@3"),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the table.
+
+    Attributes:
+        name: as it was written.
+        target: bits of the target, as --quantize has them.
+        draft: bits of the draft and what its head is cut to; None for plain decoding.
+        k: tokens drafted a round.
+    """
+
+    name: str
+    target: str
+    draft: tuple[str, str] | None
+    k: int
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """Read TARGET or TARGET+DRAFT[:VOCAB]@K.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        bits = "|".join(BITS)
+        found = re.fullmatch(rf"({bits})(?:\+({bits})(?::(\w+))?@(\d+))?", text)
+        if found is None:
+            raise ValueError(f"an arm is TARGET or TARGET+DRAFT:VOCAB@K, with {bits} for models, not '{text}'")
+        target, draft, vocab, k = found.groups()
+        return cls(text, BITS[target], (BITS[draft], vocab or WHOLE_VOCAB) if draft else None, int(k or 1))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One generation.
+
+    Attributes:
+        tokens_per_s: of decoding.
+        draft_ms, verify_ms: of a whole round, medians; None where nothing is drafted.
+        tokens_per_round: mean of whole rounds.
+        token_ids: what was generated.
+    """
+
+    tokens_per_s: float
+    draft_ms: float | None
+    verify_ms: float | None
+    tokens_per_round: float
+    token_ids: tuple[int, ...]
+
+
+Run = Callable[[Sequence[int]], Answer]
+
+
+def loop_run(target: TransformersModel, drafter: Drafter, k: int, tokens: int) -> Run:
+    """specdec's own loop."""
+
+    def run(prompt: Sequence[int]) -> Answer:
+        generation = Generation(
+            target, drafter, prompt, num_draft_tokens=k, sampling=GREEDY, stopping=Stopping(tokens)
+        )  # fmt: skip
+        steps = list(generation)
+        whole = [step for step in steps if not step.cut] or steps
+        seconds = sum(step.draft_s + step.verify_s + step.other_s for step in steps)
+        return Answer(
+            tokens_per_s=len(generation.token_ids) / seconds,
+            draft_ms=_median_ms(whole, "draft_s") if whole[0].draft_token_ids else None,
+            verify_ms=_median_ms(whole, "verify_s") if whole[0].draft_token_ids else None,
+            tokens_per_round=sum(len(step.token_ids) for step in whole) / len(whole),
+            token_ids=tuple(generation.token_ids),
+        )
+
+    return run
+
+
+def _median_ms(steps: Sequence[Step], name: str) -> float:
+    values: list[float] = [getattr(step, name) for step in steps]
+    return 1000 * median(values)
+
+
+def llama_run(path: str, tokens: int, context: int) -> Run:
+    """llama.cpp's plain decoding of a .gguf file, one step a token, prefill apart."""
+    from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
+
+    model: Any = Llama(path, n_ctx=context, n_threads=torch.get_num_threads(), verbose=False)
+
+    def run(prompt: Sequence[int]) -> Answer:
+        model.reset()
+        model.eval(list(prompt))
+        made: list[int] = []
+        started = time.perf_counter()
+        while len(made) < tokens:
+            made.append(int(model.sample(temp=0.0, repeat_penalty=1.0)))
+            model.eval(made[-1:])
+        return Answer(tokens / (time.perf_counter() - started), None, None, 1.0, tuple(made))
+
+    return run
+
+
+def settings(source: str, bits: str, vocab: str = WHOLE_VOCAB) -> ModelSettings:
+    """How a model of an arm is loaded."""
+    return ModelSettings(source, device="cpu", dtype="bfloat16", quantize=bits, vocab=vocab)
+
+
+def load(args: argparse.Namespace, arms: Sequence[Arm], report: Callable[[str], None]) -> tuple[Pair, dict[str, Run]]:
+    """Every model that the arms need, once each; one of the targets, for its tokenizer, and what to run by arm."""
+    pairs = {
+        bits: load_pair(settings(args.target, bits), None, report) for bits in dict.fromkeys(a.target for a in arms)
+    }
+    some = next(iter(pairs.values()))
+    ours = id_to_token(some.checkpoint.tokenizer, some.checkpoint.num_rows)
+    drafts: dict[tuple[str, str], TransformersModel] = {}
+    for draft in dict.fromkeys(arm.draft for arm in arms if arm.draft):
+        checkpoint: Checkpoint = load_checkpoint(settings(args.draft, *draft), "draft", report)
+        comparison = compare_vocabularies(ours, id_to_token(checkpoint.tokenizer, checkpoint.num_rows))
+        require_same_vocabulary(comparison)
+        drafts[draft] = TransformersModel(checkpoint.model, comparison.vocab_size, comparison.draft_blocked, "draft")
+        report(" | ".join(checkpoint.notes))
+    runs: dict[str, Run] = {}
+    for arm in arms:
+        target = pairs[arm.target].target
+        drafter = DraftModel(drafts[arm.draft], GREEDY) if arm.draft else NoDrafter(target.device)
+        runs[arm.name] = loop_run(target, drafter, arm.k, args.tokens)
+    return some, runs
+
+
+def measure(runs: dict[str, Run], prompts: Sequence[Sequence[int]]) -> dict[str, list[Answer]]:
+    """Every arm once a prompt, in an order that rotates; a first answer of each is not counted."""
+    for run in runs.values():
+        run(prompts[0])
+    answers: dict[str, list[Answer]] = {name: [] for name in runs}
+    names = list(runs)
+    for turn, prompt in enumerate(prompts):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            answers[name].append(runs[name](prompt))
+    return answers
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def table(answers: dict[str, list[Answer]], base: str) -> Table:
+    """A row for each arm."""
+    shown = Table(box=box.SIMPLE_HEAD)
+    shown.add_column("arm", no_wrap=True)
+    for heading in ("tok/s by prompt", "over the first", "tok/round", "draft / verify, ms", "plain text"):
+        shown.add_column(heading, justify="right")
+    for name, found in answers.items():
+        over = geometric_mean([a.tokens_per_s / b.tokens_per_s for a, b in zip(found, answers[base], strict=True)])
+        # The plain arm of the same target is the text that a draft must not change.
+        plain = answers.get(name.split("+")[0], []) if "+" in name else []
+        same = sum(a.token_ids == b.token_ids for a, b in zip(found, plain, strict=False))
+        parts = [(a.draft_ms, a.verify_ms) for a in found if a.draft_ms is not None and a.verify_ms is not None]
+        shown.add_row(
+            name, ", ".join(f"{a.tokens_per_s:.1f}" for a in found), f"{over:.2f}x",
+            f"{geometric_mean([a.tokens_per_round for a in found]):.2f}" if parts else "",
+            f"{median(d for d, _ in parts):.0f} / {median(v for _, v in parts):.0f}" if parts else "",
+            f"{same} of {len(found)}" if plain else "",
+        )  # fmt: skip
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-t", "--target", required=True)
+    parser.add_argument("-d", "--draft", required=True)
+    parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated; the first is what all are divided by")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--output", type=Path, help="write the raw figures there, as JSON")
+    args = parser.parse_args()
+    console = Console()
+    arms = [Arm.parse(text) for text in args.arms.split(",")]
+    pair, runs = load(args, arms, lambda line: console.print(line, style="dim", markup=False))
+    chosen = [p for p in builtin_prompts("mixed") if p.category == "code"][: args.prompts]
+    prompts = [pair.encode([{"role": "user", "content": p.turns[0]}], raw=False, room=args.tokens) for p in chosen]
+    try:
+        context = max(map(len, prompts)) + args.tokens + 8
+        for role, path in (("target", args.target), ("draft", args.draft)):
+            if path.endswith(".gguf"):
+                runs[f"llama.cpp, the {role}"] = llama_run(path, args.tokens, context)
+    except ImportError:
+        console.print("llama-cpp-python is not installed: no row for llama.cpp", style="dim")
+    answers = measure(runs, prompts)
+    where = environment(torch.device("cpu"))
+    console.print(f"{where['cpu']}, {torch.get_num_threads()} threads, torch {torch.__version__}", markup=False)
+    console.print(f"{args.target} with {args.draft}, {args.tokens} tokens, {len(prompts)} prompts", markup=False)
+    console.print(table(answers, arms[0].name))
+    if args.output is not None:
+        record = {name: [vars(answer) for answer in found] for name, found in answers.items()}
+        args.output.write_text(json.dumps({"environment": where, "answers": record}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
