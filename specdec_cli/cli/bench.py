@@ -264,7 +264,7 @@ def sweep_k(
 def _measure(
     models: o.ModelChoice,
     *,
-    ks: tuple[int, ...],
+    ks: tuple[KChoice, ...],
     temperatures: list[float] | None,
     sampling: tuple[int, float, float, float],
     seed: int | None,
@@ -300,6 +300,12 @@ def _measure(
             check_writable(path, option)
     if output is not None and resume is not None and output.resolve() == resume.resolve():
         raise UsageError("--output and --resume name the same file: choose two")
+    learner = next((draft.name for draft in models.drafts if draft.spec.learns), None)
+    if resume is not None and learner is not None:
+        raise UsageError(
+            f"--draft {learner} learns from prompt to prompt, which a resumed session cannot: leave --resume out, or "
+            "switch the memory off (suffix:memory=off)"
+        )
     if seed is None and resume is not None:
         seed = seed_of(resume)
     temperatures = list(dict.fromkeys(temperatures or [0.0]))
@@ -326,6 +332,8 @@ def _measure(
         check_plot(plot, "--plot")
     if simulated is not None and (compare is not None or check_distribution):
         raise UsageError("--simulate-acceptance replaces the rule: leave out --compare and --check-distribution")
+    if compare is not None and not all(isinstance(k, int) for k in ks):
+        raise UsageError("--compare needs a number for --k, the same for both")
     if compare is not None and not ignore_eos:
         raise UsageError("--compare needs --ignore-eos, so that all generate the same number of tokens")
     if fail_if_slower is not None and not fail_if_slower > 0:

@@ -131,7 +131,7 @@ def generate(
         command.GenerateRequest(
             target=models.target,
             draft=drafter.model,
-            drafter=drafter.name,
+            drafter=drafter.spec,
             prompts=todo,
             sampling=sampling,
             generation=generation,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import InterruptedByUser, UsageError
 from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, ModelSettings
 
@@ -75,14 +76,16 @@ DraftOption = Annotated[
     str | None,
     _option(
         "--draft", "-d", panel=MODELS, show_default=False,
-        help="A model with the target's tokenizer, or 'none' for plain decoding.",
+        help="A model with the target's tokenizer; ngram, suffix or early-exit:N, which need none; a list like "
+        "ngram+MODEL; or none for plain decoding.",
     ),
 ]  # fmt: skip
 DraftsOption = Annotated[
     list[str] | None,
     _option(
         "--draft", "-d", panel=MODELS, show_default=False,
-        help="A model with the target's tokenizer; repeatable.",
+        help="A model with the target's tokenizer; ngram, suffix or early-exit:N, which need none; or a list like "
+        "ngram+MODEL; repeatable.",
     ),
 ]  # fmt: skip
 DeviceOption = Annotated[str, _option("--device", panel=MODELS, help="auto, cpu, cuda, cuda:1, mps.")]
@@ -165,12 +168,17 @@ class DraftChoice:
     """One --draft.
 
     Attributes:
-        name: as the user gave it.
-        model: how its checkpoint is loaded; None for a source that is no model.
+        spec: which sources of guesses it names.
+        model: how the checkpoint among them is loaded; None where there is none.
     """
 
-    name: str
+    spec: DraftSpec
     model: ModelSettings | None
+
+    @property
+    def name(self) -> str:
+        """As the user gave it."""
+        return self.spec.name
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,10 @@ def choose_models(
         raise UsageError("--preset and --target are given both: choose one (--draft may stand beside either)")
     pair = load_preset(preset or DEFAULT) if target is None else None
     if not drafts and pair is None:
-        raise UsageError(f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT}")
+        raise UsageError(
+            f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT} "
+            "(ngram, suffix and early-exit:N need no second model)"
+        )
     own_draft = pair is not None and not drafts
     wanted = pair.dtype if pair is not None and dtype is Dtype.auto else dtype.value
     if offline:  # read when the libraries are imported, which is only later
@@ -229,8 +240,8 @@ def choose_models(
     if draft_vocab != WHOLE_VOCAB and not draft_vocab.lstrip("-").isdecimal() and not Path(draft_vocab).is_file():
         raise UsageError(f"--draft-vocab {draft_vocab} is no number, no file and not {WHOLE_VOCAB}: give one of these")
 
-    def draft_settings(source: str) -> ModelSettings | None:
-        if source == NO_DRAFT:
+    def draft_settings(source: str | None) -> ModelSettings | None:
+        if source is None:
             return None
         return ModelSettings(
             source=source,
@@ -241,7 +252,8 @@ def choose_models(
         )  # fmt: skip
 
     names = list(drafts) or [pair.draft if pair else NO_DRAFT]
-    chosen = tuple(DraftChoice(name, draft_settings(name)) for name in dict.fromkeys(names))
+    specs = [parse_draft(name) for name in dict.fromkeys(names)]
+    chosen = tuple(DraftChoice(spec, draft_settings(spec.model)) for spec in specs)
     return ModelChoice(target_settings, chosen, pair.k if pair else 4)
 
 

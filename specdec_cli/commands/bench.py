@@ -13,7 +13,8 @@ from typing import IO, Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from specdec_cli.drafters import drafter_class
+from specdec_cli.drafters import make_drafter
+from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.measurement import benchmark as measure
 from specdec_cli.measurement import summary
@@ -27,13 +28,13 @@ from specdec_cli.prompts import Prompt
 from specdec_cli.reports import bench as reports
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
-from specdec_cli.reports.recommend import Recommendation, export
+from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
 from specdec_cli.reports.runs_file import RunsFile, drop_torn_line, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import Pair, conversation, describe, load_pairs
+from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
-from specdec_cli.runtime.sources import Report
+from specdec_cli.runtime.sources import EMBEDDED, Report
 from specdec_cli.settings import NO_DRAFT, NOT_QUANTIZED, BenchSettings, ModelSettings, SamplingSettings
 
 PLAIN_WIDTH = 100  # of tables in a file
@@ -46,7 +47,7 @@ class BenchRequest:
     """Everything that the command line decides.
 
     Attributes:
-        drafts: (name, how its checkpoint is loaded).
+        drafts: (sources of guesses, how the checkpoint among them is loaded).
         sampling: its temperature is replaced by each of the settings'.
         prompts, prompt_source: what to answer, and where it came from.
         sweep: sweep-k's tables instead of bench's.
@@ -54,7 +55,7 @@ class BenchRequest:
     """
 
     target: ModelSettings
-    drafts: Sequence[tuple[str, ModelSettings | None]]
+    drafts: Sequence[tuple[DraftSpec, ModelSettings | None]]
     settings: BenchSettings
     sampling: SamplingSettings
     prompts: Sequence[Prompt]
@@ -137,7 +138,9 @@ def run(request: BenchRequest) -> int:
             report(f"{len(session.runs)} runs are in {request.resume} already")
     with ExitStack() as stack:
         with _progress(err, request.quiet) as progress:
-            warm = _warm_up(contests, dialogues[0], request, progress)
+            # With drafters of their own: what these learn from the first prompt must not help when it is measured.
+            apart = {t: _contest(request, pairs, t) for t in request.settings.temperatures}
+            warm = _warm_up(apart, dialogues[0], request, progress)
             if request.dry_run:
                 progress.stop()
                 return _show_plan(request, contests, warm, sum(d.turns for d in dialogues), len(session.runs))
@@ -181,23 +184,25 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
 
     simulated = request.settings.simulated_acceptance
 
-    def loop_arm(name: str, k: int, pair: Pair | None) -> LoopArm:
-        make = drafter_class(name)
-        drafter = make(target.device) if pair is None or pair.draft is None else make(pair.draft, sampling)
-        return LoopArm(name, k, target, drafter, sampling, clock, end_ids, simulated)
+    def loop_arm(spec: DraftSpec, k: int, pair: Pair) -> LoopArm:
+        drafter = make_drafter(spec, pair.drafter_parts(sampling))  # one an arm: none learns from another
+        return LoopArm(spec.name, k, target, drafter, sampling, clock, end_ids, simulated)
 
     arms: list[measure.Arm] = []
-    for (name, _), pair in zip(request.drafts, pairs, strict=True):
-        arms += [loop_arm(name, k, pair) for k in request.settings.ks]
+    for (spec, _), pair in zip(request.drafts, pairs, strict=True):
+        arms += [loop_arm(spec, k, pair) for k in request.settings.ks]
     if request.compare == "transformers":
         plain = transformers_generate(pairs[0], sampling, None)
         arms.append(PeerArm("transformers generate", 0, temperature, plain, clock))
-        for (name, _), pair in zip(request.drafts, pairs, strict=True):
-            label = "transformers assisted" + (f" by {name}" if len(pairs) > 1 else "")
+        for (spec, _), pair in zip(request.drafts, pairs, strict=True):
+            if not spec.is_model and spec.prompt_lookup is None:  # transformers has no such source
+                continue
+            label = "transformers assisted" if spec.is_model else "transformers prompt lookup"
+            label += f" by {spec.name}" if len(pairs) > 1 else ""
             for k in request.settings.ks:
-                assisted = transformers_generate(pair, sampling, k)
+                assisted = transformers_generate(pair, sampling, k, spec.prompt_lookup and spec.prompt_lookup[0])
                 arms.append(PeerArm(label, k, temperature, assisted, clock))
-    return Contest(loop_arm(NO_DRAFT, 0, None), arms, sampling)
+    return Contest(loop_arm(parse_draft(NO_DRAFT), 0, pairs[0]), arms, sampling)
 
 
 def _warm_up(
@@ -409,11 +414,14 @@ def _duration(seconds: float) -> str:
 def _exported(request: BenchRequest, pairs: Sequence[Pair], record: dict[str, Any]) -> str:
     """The best point in the words of the tool that --export names."""
     best = max(record["recommendation"], key=lambda point: point["speedup"])
-    pair = next(p for (name, _), p in zip(request.drafts, pairs, strict=True) if name == best["draft"])
-    facts = pair.facts_for_other_tools() if pair.draft is not None else {}
-    recommendation = Recommendation(
-        target=request.target.source, draft=best["draft"], k=best["k"], temperature=best["temperature"], **facts
+    spec, pair = next((s, p) for (s, _), p in zip(request.drafts, pairs, strict=True) if s.name == best["draft"])
+    facts = pair.facts_for_other_tools()
+    if spec.prompt_lookup is not None:
+        facts |= dict(zip(("lookup_max", "lookup_min"), spec.prompt_lookup, strict=True))
+    target, draft = (
+        str(EMBEDDED.get(source, source)) for source in (request.target.source, spec.model or PROMPT_LOOKUP)
     )
+    recommendation = Recommendation(target=target, draft=draft, k=best["k"], temperature=best["temperature"], **facts)
     return export(recommendation, request.export or "")
 
 
@@ -429,10 +437,7 @@ def _devices(pairs: Sequence[Pair]) -> list[torch.device]:
 
 
 def _settings(request: BenchRequest, pairs: Sequence[Pair]) -> dict[str, Any]:
-    drafts = [
-        describe(model, pair.draft_checkpoint) if model and pair.draft_checkpoint else {"source": name}
-        for (name, model), pair in zip(request.drafts, pairs, strict=True)
-    ]
+    drafts = [describe_draft(spec, model, pair) for (spec, model), pair in zip(request.drafts, pairs, strict=True)]
     sampling = {k: v for k, v in asdict(request.sampling).items() if k != "temperature"}
     return {
         "target": describe(request.target, pairs[0].checkpoint),

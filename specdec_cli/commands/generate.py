@@ -13,8 +13,9 @@ from typing import Any, TextIO, cast
 
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.stopping import Stopping, safe_length
-from specdec_cli.drafters import drafter_class
+from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
+from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import INTERRUPTED, SpecdecError, UsageError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.metrics import add_up
@@ -24,7 +25,7 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import Pair, conversation, describe, load_pair
+from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pair
 from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
 
 
@@ -33,13 +34,13 @@ class GenerateRequest:
     """Everything that the command line decides.
 
     Attributes:
-        draft: None for a drafter that is no model, named by `drafter`.
+        draft: how the checkpoint that `drafter` names is loaded; None where it names none.
         output_format: "text" streams to `out`; "json" is one document (a list for several prompts), "jsonl" one a line.
     """
 
     target: ModelSettings
     draft: ModelSettings | None
-    drafter: str
+    drafter: DraftSpec
     prompts: Sequence[Prompt]
     sampling: SamplingSettings
     generation: GenerationSettings
@@ -95,8 +96,7 @@ def run(request: GenerateRequest) -> int:
     pair = load_pair(request.target, request.draft, report)
     for note in pair.notes:
         report(f"note: {note}")
-    make_drafter = drafter_class(request.drafter)
-    drafter = make_drafter(pair.target.device) if pair.draft is None else make_drafter(pair.draft, request.sampling)
+    drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling))
     for prompt in request.prompts:  # before the first is answered and a file is opened
         opening = {"role": "user", "content": prompt.turns[0]}
         pair.encode([*conversation(prompt, request.system), opening], request.raw)
@@ -239,6 +239,7 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
         accepted=totals.accepted,
         tokens_per_round=totals.tokens_per_round,
         alpha=totals.alpha,
+        **({"sources": {name: asdict(counts) for name, counts in totals.sources.items()}} if totals.sources else {}),
         provenance=provenance,
         timings={
             "prefill_s": generation.prefill_s,
@@ -252,10 +253,9 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
 
 
 def _settings(request: GenerateRequest, pair: Pair) -> dict[str, object]:
-    small = pair.draft_checkpoint
     return {
         "target": describe(request.target, pair.checkpoint),
-        "draft": describe(request.draft, small) if request.draft and small else {"source": request.drafter},
+        "draft": describe_draft(request.drafter, request.draft, pair),
         "sampling": asdict(request.sampling),
         "generation": asdict(request.generation),
         "system": request.system,

@@ -1,21 +1,38 @@
-"""Where guesses come from: one file a source, one protocol (`base.py`)."""
+"""Where guesses come from: one file a source, one protocol (`base.py`), and what --draft may say (`spec.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from specdec_cli.drafters.spec import DraftSpec, Source
+
 if TYPE_CHECKING:
-    from specdec_cli.drafters.base import Drafter
+    from specdec_cli.drafters.base import Drafter, DrafterParts
 
-# Sources that need no checkpoint of their own; anything else that --draft names is a model.
-BUILT_IN = {"none": "specdec_cli.drafters.plain:NoDrafter"}
-DRAFT_MODEL = "specdec_cli.drafters.draft_model:DraftModel"
+# Imported when they are asked for; each holds `make(options, parts)`.
+MODULES = {
+    "none": "specdec_cli.drafters.plain",
+    "model": "specdec_cli.drafters.draft_model",
+    "ngram": "specdec_cli.drafters.ngram",
+    "suffix": "specdec_cli.drafters.suffix",
+    "early-exit": "specdec_cli.drafters.early_exit",
+}
 
 
-def drafter_class(name: str) -> Callable[..., Drafter]:
-    """The class behind a name given to --draft, imported only now."""
-    module, attribute = BUILT_IN.get(name, DRAFT_MODEL).split(":")
-    made: Callable[..., Drafter] = getattr(import_module(module), attribute)
-    return made
+def make_drafter(spec: DraftSpec, parts: DrafterParts) -> Drafter:
+    """A fresh drafter for a --draft.
+
+    Raises:
+        UsageError, IncompatiblePairError: the target cannot draft that way.
+    """
+    made = [(source.name, _make(source, parts)) for source in spec.sources]
+    if len(made) == 1:
+        return made[0][1]
+    composition: Drafter = import_module("specdec_cli.drafters.composition").Composition(made)
+    return composition
+
+
+def _make(source: Source, parts: DrafterParts) -> Drafter:
+    drafter: Drafter = import_module(MODULES[source.kind]).make(source.options, parts)
+    return drafter

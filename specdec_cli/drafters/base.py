@@ -6,12 +6,15 @@ it has, and a drafter never knows how its guesses are judged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from specdec_cli.decoding.model import CachedModel
+from specdec_cli.settings import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Draft:
         probs: [num_draft_tokens, vocab_size] float32, the distributions that the ids were sampled from; None
             for a deterministic drafter, whose distribution is one-hot.
         parents: None for a chain. Room for a tree: the index of each token's parent, -1 for the root.
+        source: which of several sources guessed, as records name it; empty where there is one.
     """
 
     token_ids: Tensor
     probs: Tensor | None = None
     parents: Tensor | None = None
+    source: str = ""
 
 
 class Drafter(Protocol):
@@ -50,13 +55,43 @@ class Drafter(Protocol):
         ...
 
     def reset(self, context: Context) -> None:
-        """Forget everything, then read a prompt, so that the first draft costs no more than the later ones."""
+        """Start a new text: read its prompt, so that the first draft costs no more than the later ones.
+
+        The target has read all but the prompt's last token by then. What is left of the text before is forgotten,
+        unless the drafter is there to learn from one text to the next.
+        """
         ...
 
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
-        """Guess at most `num_draft_tokens` tokens (0 or more) that follow the context."""
+        """Guess at most `num_draft_tokens` tokens (0 or more) that follow the context.
+
+        The context may have grown by more than the last draft of this drafter: another may have been asked meanwhile.
+        """
         ...
 
     def observe(self, num_accepted: int) -> None:
         """Learn how many tokens of the last draft were kept, and forget the others."""
         ...
+
+
+@dataclass(frozen=True)
+class DrafterParts:
+    """What a drafter can be made of; each takes what it needs.
+
+    Attributes:
+        target: whose next tokens are guessed.
+        draft: the model that --draft names; None where it names none.
+        sampling: how the target's logits are warped.
+        early_exit: given a number of layers, the first so many of the target as a model of its own, on the target's
+            weights and cache; raises UsageError or IncompatiblePairError where that cannot be.
+    """
+
+    target: CachedModel
+    draft: CachedModel | None
+    sampling: SamplingSettings
+    early_exit: Callable[[int], CachedModel]
+
+    @property
+    def device(self) -> torch.device:
+        """Where drafts are made."""
+        return self.target.device if self.draft is None else self.draft.device

@@ -6,9 +6,11 @@ against, with the same cache, the same warping and the same counting.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from specdec_cli.drafters.base import Context, Draft
+from specdec_cli.drafters.base import Context, Draft, DrafterParts
 
 
 class NoDrafter:
@@ -27,3 +29,8 @@ class NoDrafter:
 
     def observe(self, num_accepted: int) -> None:
         """Nothing to learn."""
+
+
+def make(options: Mapping[str, int], parts: DrafterParts) -> NoDrafter:
+    """`--draft none`."""
+    return NoDrafter(parts.target.device)

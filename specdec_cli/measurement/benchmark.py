@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, zip_longest
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
+from specdec_cli.measurement.metrics import by_source
 from specdec_cli.settings import NO_DRAFT, SamplingSettings
 
 # Plain decoding runs once a block, and again for every so many further arms.
@@ -72,6 +73,7 @@ class Run:
         overlap_sum: of sum min(p, q) over judged positions of whole rounds.
         token_ids: what was generated.
         first_difference: at temperature 0, the first token that plain decoding chose otherwise; see `Difference`.
+        sources: where several sources took turns, the rounds, drafted and accepted tokens of each.
     """
 
     arm: str
@@ -99,6 +101,7 @@ class Run:
     overlap_sum: float = 0.0
     token_ids: tuple[int, ...] = ()
     first_difference: Difference | None = None
+    sources: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Run:
@@ -268,6 +271,7 @@ def count(steps: Sequence[Step], arm: Arm, temperature: float, case: Case, gener
         accepted_at=tuple(sum(step.num_accepted > i for step in whole) for i in positions),
         overlap_sum=sum(sum(step.overlap[:n]) for step, n in zip(whole, judged, strict=True)),
         token_ids=tuple(generation.token_ids),
+        sources={name: asdict(counts) for name, counts in by_source(steps).items()},
     )
 
 

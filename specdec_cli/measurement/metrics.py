@@ -8,9 +8,18 @@ end of the text or by a limit are left out of it, since their counts say more ab
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec_cli.decoding.loop import Step
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """What one of several sources contributed: rounds that it drafted, tokens drafted and accepted."""
+
+    rounds: int
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class RoundTotals:
         overlap: mean of sum min(p, q) over the same positions; same expectation as alpha, less noise.
         accepted_over_drafted: accepted / drafted; not alpha. None where nothing was drafted.
         draft_s, verify_s, other_s: seconds.
+        sources: by name, where several sources took turns; those that never had a guess are not in it.
     """
 
     rounds: int
@@ -40,6 +50,7 @@ class RoundTotals:
     draft_s: float
     verify_s: float
     other_s: float
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
 
     @property
     def decode_s(self) -> float:
@@ -69,4 +80,17 @@ def add_up(steps: Iterable[Step]) -> RoundTotals:
         draft_s=sum(step.draft_s for step in steps),
         verify_s=sum(step.verify_s for step in steps),
         other_s=sum(step.other_s for step in steps),
+        sources=by_source(steps),
     )
+
+
+def by_source(steps: Iterable[Step]) -> dict[str, SourceCounts]:
+    """Counts of each source that is named, in the order of their first drafts."""
+    drafts: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.source:
+            drafts.setdefault(step.source, []).append(step)
+    return {
+        name: SourceCounts(len(of), sum(len(s.draft_token_ids) for s in of), sum(s.num_accepted for s in of))
+        for name, of in drafts.items()
+    }

@@ -179,8 +179,20 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
             "differences": len(differences),
             "unexplained": sum(not d.near_tie for _, d in differences),
         },
+        **({"sources": sources} if (sources := _sources(runs)) else {}),
         "samples": [_sample(run) for run in runs],
     }
+
+
+def _sources(runs: Sequence[Run]) -> dict[str, dict[str, int]]:
+    """Counts of each source over all runs, where several took turns."""
+    total: dict[str, dict[str, int]] = {}
+    for run in runs:
+        for name, counts in run.sources.items():
+            mine = total.setdefault(name, dict.fromkeys(counts, 0))
+            for what, count in counts.items():
+                mine[what] += count
+    return total
 
 
 def _by_position(runs: Sequence[Run], whole_rounds: int) -> dict[str, list[float]]:

@@ -20,9 +20,10 @@ NOT_IN_ROWS = ("samples", "per_position", "first_difference")
 
 
 def bench_report(document: dict[str, Any]) -> Group:
-    """Everything `specdec bench` shows: a card for each result, categories, peers, verdict and caveats."""
+    """Everything `specdec bench` shows: a card for each result, categories, all side by side, peers and caveats."""
     parts: list[RenderableType] = []
-    for result in _whole(document["results"]):
+    whole = _whole(document["results"])
+    for result in whole:
         key = (result["draft"], result["k"], result["temperature"])
         parts += [_headline(document, result), _card(document, result)]
         categories = [
@@ -31,6 +32,9 @@ def bench_report(document: dict[str, Any]) -> Group:
         if categories:
             parts.append(_category_table(categories))
         parts += [*_sentences(verdict.gain(result), verdict.explanation(result), verdict.losslessness(result)), Text()]
+    if len(whole) > 1:
+        recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
+        parts += [_comparison(whole), *recommended]
     return Group(*_marks(document), *parts, *_peers(document), *_caveats(document))
 
 
@@ -180,6 +184,12 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             "tokens a round",
             f"{r['tokens_per_round']:.2f}; from alpha alone {r['tokens_per_round_formula']:.2f}",
         )
+    for i, (name, counts) in enumerate(r.get("sources", {}).items()):
+        card.add_row(
+            "" if i else "sources",
+            f"{name}: {counts['accepted']:,} of {counts['drafted']:,} drafted tokens accepted in "
+            f"{counts['rounds']:,} rounds",
+        )
     if r["cost"] is not None:
         c = r["cost"]
         card.add_row(
@@ -218,6 +228,21 @@ def _category_table(results: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             r["category"], str(r["prompts"]), f"{r['speedup']:.2f}", _interval(r["speedup_ci"]),
             _number(r["acceptance"]["alpha"]), f"{r['tokens_per_round']:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _comparison(results: Sequence[dict[str, Any]]) -> Table:
+    """Every draft and temperature a row."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("draft", overflow="fold")
+    for heading in ("T", "K", "speedup", "95 %", "tok/round", "alpha", "c", "v", "o"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for r in results:
+        table.add_row(
+            Text(r["draft"]), f"{r['temperature']:g}", str(r["k"]), f"{r['speedup']:.2f}", _interval(r["speedup_ci"]),
+            f"{r['tokens_per_round']:.2f}", _number(r["acceptance"]["alpha"]),
+            *(_number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")),
         )  # fmt: skip
     return table
 

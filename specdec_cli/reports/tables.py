@@ -26,6 +26,11 @@ def generation_summary(record: dict[str, Any]) -> Text:
         alpha = "" if record["alpha"] is None else f", alpha {record['alpha']:.2f}"
         rounds = f"{_count(record['rounds'], 'round')}, {record['tokens_per_round']:.2f} tokens a round"
         lines.append(f"{rounds}; {accepted}{alpha}")
+        for name, counts in record.get("sources", {}).items():
+            lines.append(
+                f"{name}: {counts['accepted']} of {_count(counts['drafted'], 'token')} accepted in "
+                f"{_count(counts['rounds'], 'round')}"
+            )
         shares = [(name, timings[f"{name}_s"]) for name in ("draft", "verify", "other")]
         total = sum(seconds for _, seconds in shares) or 1.0
         lines.append("time: " + ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in shares))

@@ -56,6 +56,16 @@ class TransformersModel:
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         self._check_roll_back(role)
 
+    @property
+    def model(self) -> Any:
+        """As transformers made it."""
+        return self._model
+
+    @property
+    def cache(self) -> Any:
+        """transformers' cache; another one after every `reset`."""
+        return self._cache
+
     def reset(self) -> None:
         """Start with an empty cache."""
         self._cache = buffered_cache(self._model.config)
@@ -66,13 +76,18 @@ class TransformersModel:
 
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
+        if self._cut_head is not None and self.length == 0:
+            self._cut_head.read_prompt(token_ids)
+        logits = self.logits_of(self._model, self._cache, token_ids, num_logits)
+        self.length += token_ids.shape[0]
+        return logits
+
+    def logits_of(self, model: Any, cache: Any, token_ids: Tensor, num_logits: int) -> Tensor:
+        """One pass of this model, or of a part of it, over some cache, as `forward` returns it."""
         if self._num_rows < self.vocab_size:
             # A token that only the target has: the draft reads another in its place, which costs a guess at most.
             token_ids = token_ids.clamp(max=self._num_rows - 1)
-        if self._cut_head is not None and self.length == 0:
-            self._cut_head.read_prompt(token_ids)
-        output = self._model(input_ids=token_ids[None], cache=self._cache, use_cache=True, logits_to_keep=num_logits)
-        self.length += token_ids.shape[0]
+        output = model(input_ids=token_ids[None], cache=cache, use_cache=True, logits_to_keep=num_logits)
         logits = output.logits[0, :, : self.vocab_size].float()
         if self._cut_head is not None:  # once more: see there
             logits = logits.masked_fill(self._cut_head.outside[: logits.shape[-1]], -torch.inf)

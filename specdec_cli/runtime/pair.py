@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from specdec_cli.drafters.base import DrafterParts
+from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import UsageError
 from specdec_cli.prompts import Prompt
 from specdec_cli.runtime.compatibility import (
@@ -17,11 +20,12 @@ from specdec_cli.runtime.compatibility import (
     id_to_token,
     require_same_vocabulary,
 )
+from specdec_cli.runtime.early_exit import EarlyExitModel
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
 from specdec_cli.runtime.sources import Report
 from specdec_cli.runtime.text import TextStream, encode_chat, encode_text, is_chat_tokenizer
-from specdec_cli.settings import ModelSettings
+from specdec_cli.settings import ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ class Pair:
         """Where the models compute."""
         return (self.target.device,) if self.draft is None else (self.target.device, self.draft.device)
 
+    def drafter_parts(self, sampling: SamplingSettings) -> DrafterParts:
+        """What drafters are made of here."""
+        return DrafterParts(self.target, self.draft, sampling, partial(EarlyExitModel, self.target))
+
     def facts_for_other_tools(self) -> dict[str, Any]:
         """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
-        assert self.draft_checkpoint is not None
         facts: dict[str, Any] = {}
         for role, checkpoint in (("target", self.checkpoint), ("draft", self.draft_checkpoint)):
+            if checkpoint is None:
+                continue
             tokenizer = checkpoint.tokenizer
             facts |= {
                 f"{role}_vocab_size": checkpoint.model.config.get_text_config(decoder=True).vocab_size,
@@ -59,6 +68,8 @@ class Pair:
                 f"{role}_eos_id": tokenizer.eos_token_id,
                 f"{role}_is_gguf": checkpoint.name.endswith(".gguf"),
             }
+        if self.draft_checkpoint is None:
+            return facts
         ours, theirs = (id_to_token(c.tokenizer, c.num_rows) for c in (self.checkpoint, self.draft_checkpoint))
         both = ours.keys() & theirs.keys()
         return {**facts, "tokens_differing_from_id_5": sum(i >= 5 and ours[i] != theirs[i] for i in both)}
@@ -130,7 +141,8 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         report: told in a line what takes long.
 
     Returns:
-        one pair a draft, all with the same target; its notes stand in the first.
+        one pair a draft, all with the same target, whose notes stand in the first; a draft that is wanted twice (alone,
+        and behind another source) is loaded once, and its notes stand once.
 
     Raises:
         IncompatiblePairError: an id means two things, or a cache cannot be cut back.
@@ -140,7 +152,10 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
     ours = id_to_token(big.tokenizer, big.num_rows)
     cached = _with_cache(big, compare_vocabularies(ours, ours), "target")
     pairs: list[Pair] = []
-    for draft in drafts:
+    for i, draft in enumerate(drafts):
+        if draft is not None and draft in drafts[:i]:
+            pairs.append(replace(pairs[drafts.index(draft)], notes=()))
+            continue
         notes = () if pairs else big.notes
         if draft is None:
             pairs.append(Pair(cached, None, big, None, notes))
@@ -162,6 +177,13 @@ def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, objec
         "quantize": checkpoint.quantize,
         "head_rows": checkpoint.head_rows,
     }
+
+
+def describe_draft(spec: DraftSpec, settings: ModelSettings | None, pair: Pair) -> dict[str, object]:
+    """The same for a --draft, under the name that the user gave it where it is not just a model."""
+    if settings is None or pair.draft_checkpoint is None:
+        return {"source": spec.name}
+    return describe(settings, pair.draft_checkpoint) | ({} if spec.is_model else {"name": spec.name})
 
 
 def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:

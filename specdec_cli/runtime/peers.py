@@ -24,13 +24,17 @@ FORCE_GQA = "TRANSFORMERS_SDPA_FORCE_GQA"
 Generate = Callable[[Sequence[int], int, int], Sequence[int]]
 
 
-def transformers_generate(pair: Pair, sampling: SamplingSettings, num_assistant_tokens: int | None) -> Generate:
+def transformers_generate(
+    pair: Pair, sampling: SamplingSettings, num_assistant_tokens: int | None, longest_ngram: int | None = None
+) -> Generate:
     """A function of (prompt ids, new tokens, seed) that returns the ids generated, exactly so many.
 
     Args:
         pair: its draft is the assistant.
         sampling: given to `generate` in its own terms.
-        num_assistant_tokens: K; None generates without the assistant.
+        num_assistant_tokens: K; None generates without speculation.
+        longest_ngram: look up n-grams of the text up to this length instead of asking an assistant. (transformers takes
+            the first match in the text, and copies no further than to the text's end.)
 
     Raises:
         UsageError: transformers would refuse the pair.
@@ -42,6 +46,8 @@ def transformers_generate(pair: Pair, sampling: SamplingSettings, num_assistant_
             options["min_p"] = sampling.min_p
     if sampling.repetition_penalty != 1.0:
         options["repetition_penalty"] = sampling.repetition_penalty
+    if num_assistant_tokens and longest_ngram:
+        options |= {"prompt_lookup_num_tokens": num_assistant_tokens, "max_matching_ngram_size": longest_ngram}
     target = pair.checkpoint.model
     assistant = pair.draft_checkpoint.model if num_assistant_tokens and pair.draft_checkpoint else None
     if assistant is not None:

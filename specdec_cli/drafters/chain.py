@@ -1,0 +1,51 @@
+"""A chain of tokens sampled from a model one by one: what every drafter does that has a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.sampling import logits_to_probs, sample
+from specdec_cli.drafters.base import Draft
+from specdec_cli.settings import SamplingSettings
+
+
+def sample_chain(
+    model: CachedModel,
+    committed_ids: Sequence[int],
+    num_draft_tokens: int,
+    sampling: SamplingSettings,
+    generator: torch.Generator,
+) -> Draft:
+    """Sample tokens that follow the committed ones; fewer, or none, where the model's context ends.
+
+    What the model's cache lacks of the committed tokens is fed first, in one pass. Afterwards the cache holds all of
+    them and every drafted token but the last.
+
+    Args:
+        model: its cache holds a beginning of the committed tokens, and not all of them.
+        committed_ids: the text so far.
+        num_draft_tokens: at most.
+        sampling: the target's settings.
+        generator: on the model's device.
+    """
+    room = model.max_length - len(committed_ids) + 1
+    num_draft_tokens = min(num_draft_tokens, room)
+    if num_draft_tokens <= 0:
+        return Draft(torch.empty(0, dtype=torch.long, device=model.device))
+    pending = torch.tensor(committed_ids[model.length :], dtype=torch.long, device=model.device)
+    prefix = None
+    if sampling.repetition_penalty != 1.0:
+        prefix = torch.tensor(committed_ids, dtype=torch.long, device=model.device)
+    token_ids, probs = [], []
+    for _ in range(num_draft_tokens):
+        logits = model.forward(pending, num_logits=1)  # [1, vocab_size]
+        row = logits_to_probs(logits, sampling, None if prefix is None else prefix[None])
+        pending = sample(row, generator)  # [1]
+        if prefix is not None:
+            prefix = torch.cat([prefix, pending])
+        token_ids.append(pending)
+        probs.append(row)
+    return Draft(torch.cat(token_ids), torch.cat(probs))
