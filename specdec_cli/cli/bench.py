@@ -264,7 +264,7 @@ def sweep_k(
 def _measure(
     models: o.ModelChoice,
     *,
-    ks: tuple[KChoice, ...],
+    ks: tuple[int, ...],
     temperatures: list[float] | None,
     sampling: tuple[int, float, float, float],
     seed: int | None,
@@ -326,14 +326,17 @@ def _measure(
 
         if export not in TOOLS:
             raise UsageError(f"--export must be one of {', '.join(TOOLS)}, not '{export}'")
+        for draft in models.drafts:  # any of them may turn out the best
+            if not draft.spec.is_model and draft.spec.prompt_lookup is None:
+                raise UsageError(f"--export has no form for --draft {draft.name}: leave one of them out")
+            if not draft.spec.is_model and TOOLS[export].prompt_lookup is None:
+                raise UsageError(f"--export {export} has no form for prompt lookup: leave out --draft {draft.name}")
     if plot is not None:
         from specdec_cli.reports.plots import check_plot
 
         check_plot(plot, "--plot")
     if simulated is not None and (compare is not None or check_distribution):
         raise UsageError("--simulate-acceptance replaces the rule: leave out --compare and --check-distribution")
-    if compare is not None and not all(isinstance(k, int) for k in ks):
-        raise UsageError("--compare needs a number for --k, the same for both")
     if compare is not None and not ignore_eos:
         raise UsageError("--compare needs --ignore-eos, so that all generate the same number of tokens")
     if fail_if_slower is not None and not fail_if_slower > 0:
@@ -353,7 +356,7 @@ def _measure(
         command.run,
         command.BenchRequest(
             target=models.target,
-            drafts=[(draft.name, draft.model) for draft in models.drafts],
+            drafts=[(draft.spec, draft.model) for draft in models.drafts],
             settings=settings,
             sampling=chosen[0],
             prompts=todo[: limit or None],
