@@ -46,7 +46,7 @@ from specdec_cli.measurement.benchmark import (
     whole_blocks,
 )
 from specdec_cli.measurement.caveats import ENOUGH_POSITIONS, Caveat, caveats, drift
-from specdec_cli.measurement.distribution import SAMPLES, check_first_tokens
+from specdec_cli.measurement.distribution import SAMPLES, check_first_tokens, least_certain
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.measurement.recommendation import TIE, mark_best, recommend
 from specdec_cli.reports import verdict
@@ -228,7 +228,7 @@ def test_other_time_below_a_plain_rounds_counts_as_it_is() -> None:
     faster = replace(
         like, arm="d", k=1, draft_s=5.0, verify_s=50.0, other_s=5.0, rounds=5, drafted=5, accepted=5, whole_rounds=5,
         whole_drafted=5, whole_draft_s=5.0, whole_verify_s=50.0, whole_other_s=5.0, judged_at=(5,), accepted_at=(5,),
-        overlap_sum=5.0,
+        overlap_sum=5.0, lengths=((1, 5),),
     )  # fmt: skip
     (result,) = summary.results([like, faster])
     assert result["cost"]["o"] == pytest.approx((1 - 2) / 12)
@@ -283,7 +283,7 @@ def test_alpha_is_the_known_one_where_other_figures_are_not() -> None:
     # What others call acceptance, and what the formula gives backwards from all rounds, cut ones counted in.
     assert found["accepted_over_drafted"] < ALPHA - 10 * error
     assert result["tokens_per_round"] < theory.tokens_per_round(ALPHA - 10 * error, 4)
-    assert result["tokens_per_round_formula"] == theory.tokens_per_round(found["alpha"], 4)
+    assert result["tokens_per_round_formula"] == pytest.approx(theory.tokens_per_round(found["alpha"], 4))
     for i, (joint, conditional) in enumerate(
         zip(found["per_position_joint"], found["per_position_conditional"], strict=True), start=1
     ):
@@ -663,6 +663,16 @@ def test_a_distribution_too_sharp_to_test_passes_and_says_so() -> None:
     assert (found.samples, found.p_value, found.passed) == (20, None, True)
 
 
+def test_the_check_takes_the_prompt_whose_first_token_is_least_certain() -> None:
+    target = BagModel(6, seed=1)
+    prompts = [[0], [1], [2], [3], [4, 5]]
+    entropies = [float(torch.distributions.Categorical(logits=target.logits(ids)).entropy()) for ids in prompts]
+    assert max(entropies) > 1.2 * min(entropies)
+    assert least_certain(target, prompts, SAMPLED) == prompts[entropies.index(max(entropies))]
+    certain = SamplingSettings(temperature=1.0, top_k=1)
+    assert least_certain(target, prompts, certain) in prompts  # a probability of 0 is no obstacle
+
+
 # ----------------------------------------------------------------------------- interruption and resuming
 @pytest.mark.parametrize("call", range(1, 10))
 def test_an_interruption_keeps_whole_blocks(call: int) -> None:
@@ -752,6 +762,7 @@ def run_of(
         "whole_rounds": 4,
         "whole_drafted": 4 * k,
         "drafted": 4 * k,
+        "lengths": ((k, 4),),
         "judged_at": (judged,),
         "accepted_at": (accepted,),
     }
@@ -1013,7 +1024,7 @@ def result_of(
         "k": k, "speedup": speedup, "speedup_ci": interval, "prompts": 6,
         "cost": {"target_step_s": 0.01, "c": c, "v": v, "o": o},
         "predicted": {"closed_form": formula / (k * c + 1)},
-        "tokens_per_round": tokens, "tokens_per_round_formula": formula,
+        "tokens_per_round": tokens, "tokens_per_round_formula": formula, "draft_lengths": [[k, 90]],
     }  # fmt: skip
 
 
@@ -1080,7 +1091,7 @@ def test_costly_drafting_is_named_whether_the_closed_form_holds_or_not() -> None
         ),
         (
             {"samples": 500, "p_value": None, "passed": True},
-            "First tokens are distributed as the target's: chi-square over 500 samples, too sharp to test.",
+            "First tokens are all but certain here, so that there is no distribution to test: raise --temperature.",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.model import CachedModel
@@ -21,6 +22,8 @@ from specdec_cli.measurement.statistics import chi_square
 from specdec_cli.settings import SamplingSettings
 
 SAMPLES = 500
+# Prompts to choose from: that whose first token is least certain shows most.
+LOOKED_AT = 8
 # A right sampler fails once in ten thousand checks.
 SIGNIFICANCE = 1e-4
 
@@ -53,14 +56,26 @@ def check_first_tokens(
         next(iter(_generation(target, drafter, prompt_ids, sampling, num_draft_tokens, seed))).token_ids[0]
         for seed in range(samples)
     )
+    expected = _first_token_probs(target, prompt_ids, sampling).tolist()
+    observed = [drawn[i] for i in range(len(expected))]
+    p_value = chi_square(observed, expected)
+    return DistributionCheck(samples, p_value, p_value is None or p_value >= SIGNIFICANCE)
+
+
+def least_certain(target: CachedModel, prompts: Sequence[Sequence[int]], sampling: SamplingSettings) -> Sequence[int]:
+    """Of the first few prompts, the one whose first token has the highest entropy."""
+    return max(
+        prompts[:LOOKED_AT], key=lambda ids: float(torch.special.entr(_first_token_probs(target, ids, sampling)).sum())
+    )
+
+
+def _first_token_probs(target: CachedModel, prompt_ids: Sequence[int], sampling: SamplingSettings) -> Tensor:
+    """[vocab_size], the target's own."""
     prefix = torch.tensor(prompt_ids, device=target.device)
     with torch.inference_mode():
         target.reset()
         logits = target.forward(prefix, num_logits=1)
-        expected = logits_to_probs(logits, sampling, prefix[None])[0].double().tolist()
-    observed = [drawn[i] for i in range(len(expected))]
-    p_value = chi_square(observed, expected)
-    return DistributionCheck(samples, p_value, p_value is None or p_value >= SIGNIFICANCE)
+        return logits_to_probs(logits, sampling, prefix[None])[0].cpu().double()
 
 
 def _generation(
