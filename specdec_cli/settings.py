@@ -17,6 +17,15 @@ QUANTIZE = (NOT_QUANTIZED, "int8", "int4", AUTO)
 WHOLE_VOCAB = "none"
 
 
+# K is a number, or the name of a rule that chooses it for each round (`specdec_cli.decoding.draft_length`).
+KChoice = int | str
+K_RULES = ("auto", "heuristic")
+
+
+def _is_k(value: KChoice) -> bool:
+    return value in K_RULES if isinstance(value, str) else value >= 1
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UsageError(message)
@@ -104,14 +113,14 @@ class GenerationSettings:
     """How far one generation goes and how it speculates.
 
     Attributes:
-        num_draft_tokens: K, tokens drafted a round.
+        num_draft_tokens: K, tokens drafted a round; or one of `K_RULES`, which chooses it for each.
         max_new_tokens: upper bound on emitted tokens.
         stop_strings: texts that end the generation and are trimmed from it.
         ignore_end_token: run on past the model's end tokens, to the length.
         seed: of every random draw; the same seed and prompt give the same record.
     """
 
-    num_draft_tokens: int = 4
+    num_draft_tokens: KChoice = 4
     max_new_tokens: int = 128
     stop_strings: tuple[str, ...] = ()
     ignore_end_token: bool = False
@@ -119,8 +128,9 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         _require(
-            self.num_draft_tokens >= 1,
-            f"--k must be 1 or above, not {self.num_draft_tokens}; for plain decoding use --draft {NO_DRAFT}",
+            _is_k(self.num_draft_tokens),
+            f"--k must be 1 or above, {' or '.join(K_RULES)}, not {self.num_draft_tokens}; for plain decoding use "
+            f"--draft {NO_DRAFT}",
         )
         _require(self.max_new_tokens >= 1, f"--max-new-tokens must be 1 or above, not {self.max_new_tokens}")
         _require("" not in self.stop_strings, "--stop is empty: give the text that ends the generation")
@@ -143,7 +153,7 @@ class BenchSettings:
             means nothing then, the times do. None applies the rule.
     """
 
-    ks: tuple[int, ...]
+    ks: tuple[KChoice, ...]
     temperatures: tuple[float, ...] = (0.0,)
     max_new_tokens: int = 128
     limit: int = 0
@@ -158,7 +168,8 @@ class BenchSettings:
             f"--simulate-acceptance is a probability, between 0 and 1, not {simulated}",
         )
         _require(
-            bool(self.ks) and min(self.ks) >= 1, "--k must be 1 or above; plain decoding is measured beside it anyway"
+            bool(self.ks) and all(map(_is_k, self.ks)),
+            f"--k must be 1 or above, or {' or '.join(K_RULES)}; plain decoding is measured beside it anyway",
         )
         _require(self.max_new_tokens >= 2, f"--max-new-tokens must be 2 or above here, not {self.max_new_tokens}")
         _require(self.limit >= 0, f"--limit must be 0 (all prompts) or above, not {self.limit}")

@@ -11,7 +11,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, BenchSettings, SamplingSettings
+from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, BenchSettings, KChoice, SamplingSettings
 
 EXPORT_TOOLS = "vllm, sglang, llama.cpp, transformers, mlx or trtllm"
 MEASUREMENT = "Measurement"
@@ -50,14 +50,18 @@ IgnoreEosOption = Annotated[
     bool,
     o.flag(
         "--ignore-eos/--no-ignore-eos",
-        panel=MEASUREMENT,
+        panel=o.SAMPLING,
         help="Generate exactly so many, past the model's end token.",
     ),
 ]
 TemperaturesOption = Annotated[
     list[float] | None,
     typer.Option(
-        "--temperature", help="0 is greedy (default: 0); repeatable.", rich_help_panel=o.SAMPLING, show_default=False
+        "--temperature",
+        metavar="<float>",
+        help="0 is greedy (default: 0); repeatable.",
+        rich_help_panel=o.SAMPLING,
+        show_default=False,
     ),
 ]
 SystemOption = Annotated[
@@ -87,10 +91,10 @@ CheckOption = Annotated[
 DryRunOption = Annotated[bool, o.flag("--dry-run", panel=MEASUREMENT, help="Show the plan and how long it would take.")]
 DummyOption = Annotated[
     bool,
-    typer.Option(
+    o.flag(
         "--dummy-weights",
+        panel=o.MODELS,
         help="Random weights in the models' shapes: time a pair before downloading it.",
-        rich_help_panel=o.MODELS,
     ),
 ]
 SimulateOption = Annotated[
@@ -140,13 +144,7 @@ def bench(
     trust_remote_code: o.TrustOption = False,
     dummy_weights: DummyOption = False,
     simulate_acceptance: SimulateOption = None,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "--k", "-k", help="Tokens drafted a round (default: the preset's, or 4).",
-            rich_help_panel=o.SPECULATION, show_default=False,
-        ),
-    ] = None,
+    k: o.KOption = None,
     temperature: TemperaturesOption = None,
     top_k: o.TopKOption = 0,
     top_p: o.TopPOption = 1.0,
@@ -176,7 +174,7 @@ def bench(
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
     )  # fmt: skip
     return _measure(
-        models, ks=(models.k if k is None else k,), temperatures=temperature,
+        models, ks=(o.parse_k(k, models.k),), temperatures=temperature,
         sampling=(top_k, top_p, min_p, repetition_penalty), seed=seed, prompts=prompts, limit=limit,
         max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, system=system, raw=raw, compare=compare,
         check_distribution=check_distribution, dry_run=dry_run, resume=resume,
@@ -264,7 +262,7 @@ def sweep_k(
 def _measure(
     models: o.ModelChoice,
     *,
-    ks: tuple[int, ...],
+    ks: tuple[KChoice, ...],
     temperatures: list[float] | None,
     sampling: tuple[int, float, float, float],
     seed: int | None,
@@ -337,6 +335,8 @@ def _measure(
         check_plot(plot, "--plot")
     if simulated is not None and (compare is not None or check_distribution):
         raise UsageError("--simulate-acceptance replaces the rule: leave out --compare and --check-distribution")
+    if compare is not None and not all(isinstance(k, int) for k in ks):
+        raise UsageError("--compare needs a number for --k, the same for both")
     if compare is not None and not ignore_eos:
         raise UsageError("--compare needs --ignore-eos, so that all generate the same number of tokens")
     if fail_if_slower is not None and not fail_if_slower > 0:

@@ -54,16 +54,7 @@ def generate(
     min_p: o.MinPOption = 0.0,
     repetition_penalty: o.PenaltyOption = 1.0,
     seed: o.SeedOption = None,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "--k",
-            "-k",
-            help="Tokens drafted a round (default: the preset's, or 4).",
-            rich_help_panel=o.SPECULATION,
-            show_default=False,
-        ),
-    ] = None,
+    k: o.KOption = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length limit.")] = 128,
     stop: Annotated[
         list[str] | None,
@@ -99,7 +90,7 @@ def generate(
     (drafter,) = models.drafts
     sampling = SamplingSettings(temperature, top_k, top_p, min_p, repetition_penalty)
     generation = GenerationSettings(
-        num_draft_tokens=k if k is not None else models.k,
+        num_draft_tokens=o.parse_k(k, models.k),
         max_new_tokens=max_new_tokens,
         stop_strings=tuple(stop or ()),
         ignore_end_token=ignore_eos,

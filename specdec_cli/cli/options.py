@@ -14,7 +14,7 @@ import typer
 
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import InterruptedByUser, UsageError
-from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, ModelSettings
+from specdec_cli.settings import K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
@@ -131,6 +131,16 @@ DraftRevisionOption = Annotated[
 ]
 OfflineOption = Annotated[bool, flag("--offline", panel=MODELS, help="Never touch the network.")]
 TrustOption = Annotated[bool, flag("--trust-remote-code", panel=MODELS, help="Run a checkpoint's own Python code.")]
+
+# ------------------------------------------------------------------------------------- speculation
+KOption = Annotated[
+    str | None,
+    _option(
+        "--k", "-k", panel=SPECULATION, show_default=False, metavar="<int|auto|heuristic>",
+        help="Tokens drafted a round (default: the preset's, or 4); auto follows what is measured, heuristic what was "
+        "accepted.",
+    ),
+]  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- sampling
 TemperatureOption = Annotated[float, _option("--temperature", panel=SAMPLING, help="0 is greedy.")]
@@ -255,6 +265,22 @@ def choose_models(
     specs = [parse_draft(name) for name in dict.fromkeys(names)]
     chosen = tuple(DraftChoice(spec, draft_settings(spec.model)) for spec in specs)
     return ModelChoice(target_settings, chosen, pair.k if pair else 4)
+
+
+def parse_k(text: str | None, default: KChoice) -> KChoice:
+    """The value of --k where it is one number or a rule.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text is None:
+        return default
+    if text in K_RULES:
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"--k must be a number of 1 or above, {' or '.join(K_RULES)}, not '{text}'") from error
 
 
 def silence_libraries(quiet: bool) -> None:

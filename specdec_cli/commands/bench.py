@@ -13,6 +13,7 @@ from typing import IO, Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from specdec_cli.decoding.draft_length import FIRST
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, OutOfMemoryError, SpecdecError, UsageError
@@ -20,7 +21,7 @@ from specdec_cli.measurement import benchmark as measure
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import Contest, LoopArm, PeerArm, Run, Session
 from specdec_cli.measurement.caveats import caveats, drift
-from specdec_cli.measurement.distribution import check_first_tokens
+from specdec_cli.measurement.distribution import check_first_tokens, least_certain
 from specdec_cli.measurement.fidelity import compare
 from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.recommendation import mark_best, recommend
@@ -35,7 +36,7 @@ from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
 from specdec_cli.runtime.sources import EMBEDDED, Report
-from specdec_cli.settings import NO_DRAFT, NOT_QUANTIZED, BenchSettings, ModelSettings, SamplingSettings
+from specdec_cli.settings import NO_DRAFT, NOT_QUANTIZED, BenchSettings, KChoice, ModelSettings, SamplingSettings
 
 PLAIN_WIDTH = 100  # of tables in a file
 # What a quantised target is compared with itself on.
@@ -184,7 +185,7 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
 
     simulated = request.settings.simulated_acceptance
 
-    def loop_arm(spec: DraftSpec, k: int, pair: Pair) -> LoopArm:
+    def loop_arm(spec: DraftSpec, k: KChoice, pair: Pair) -> LoopArm:
         drafter = make_drafter(spec, pair.drafter_parts(sampling))  # one an arm: none learns from another
         return LoopArm(spec.name, k, target, drafter, sampling, clock, end_ids, simulated)
 
@@ -199,7 +200,7 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
                 continue
             label = "transformers assisted" if spec.is_model else "transformers prompt lookup"
             label += f" by {spec.name}" if len(pairs) > 1 else ""
-            for k in request.settings.ks:
+            for k in (k for k in request.settings.ks if isinstance(k, int)):
                 assisted = transformers_generate(pair, sampling, k, spec.prompt_lookup and spec.prompt_lookup[0])
                 arms.append(PeerArm(label, k, temperature, assisted, clock))
     return Contest(loop_arm(parse_draft(NO_DRAFT), 0, pairs[0]), arms, sampling)
@@ -315,14 +316,20 @@ def _quantisation(
 def _check_distributions(
     contests: dict[float, Contest], dialogues: Sequence[_Dialogue], results: Sequence[dict[str, Any]]
 ) -> None:
+    prompts = [dialogue.prompt_ids(()) for dialogue in dialogues]
+    chosen: dict[float, Sequence[int]] = {}
     for result in results:
         contest = contests[result["temperature"]]
         if result["category"] != summary.ALL or result["temperature"] == 0:
             continue
         arm = next(a for a in contest.arms if (a.name, a.k) == (result["draft"], result["k"]))
         assert isinstance(arm, LoopArm)
-        ids = dialogues[0].prompt_ids(())
-        check = check_first_tokens(arm.target, arm.drafter, ids, contest.sampling, arm.k)
+        t = result["temperature"]
+        if t not in chosen:
+            chosen[t] = least_certain(arm.target, prompts, contest.sampling)
+        check = check_first_tokens(
+            arm.target, arm.drafter, chosen[t], contest.sampling, arm.k if isinstance(arm.k, int) else FIRST
+        )
         result["lossless"] |= {"checked": True, "identical": None, "distribution": asdict(check)}
 
 

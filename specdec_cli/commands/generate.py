@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.stopping import Stopping, safe_length
 from specdec_cli.drafters import make_drafter
@@ -100,6 +101,7 @@ def run(request: GenerateRequest) -> int:
     for prompt in request.prompts:  # before the first is answered and a file is opened
         opening = {"role": "user", "content": prompt.turns[0]}
         pair.encode([*conversation(prompt, request.system), opening], request.raw)
+    length = draft_length(request.generation.num_draft_tokens)
     records: list[dict[str, Any]] = []
     interrupted = False
     failure: SpecdecError | None = None
@@ -117,7 +119,7 @@ def run(request: GenerateRequest) -> int:
                     shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
                 )
                 try:
-                    _answer(turn, request, pair, drafter, printer, partial(_trace, trace, turn))
+                    _answer(turn, request, pair, drafter, length, printer, partial(_trace, trace, turn))
                 except KeyboardInterrupt:
                     interrupted = True
                 if turn.generation is not None:
@@ -171,6 +173,7 @@ def _answer(
     request: GenerateRequest,
     pair: Pair,
     drafter: Drafter,
+    length: DraftLength,
     printer: TextPrinter,
     on_step: Callable[[Step], None],
 ) -> None:
@@ -193,7 +196,7 @@ def _answer(
                 pair.target,
                 drafter,
                 turn.prompt_ids,
-                num_draft_tokens=settings.num_draft_tokens,
+                num_draft_tokens=length,
                 sampling=request.sampling,
                 stopping=stopping,
                 seed=settings.seed,

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
+from specdec_cli.decoding.draft_length import draft_length
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.measurement.metrics import by_source
-from specdec_cli.settings import NO_DRAFT, SamplingSettings
+from specdec_cli.settings import NO_DRAFT, KChoice, SamplingSettings
 
 # Plain decoding runs once a block, and again for every so many further arms.
 ARMS_PER_BASELINE = 4
@@ -60,7 +61,7 @@ class Run:
 
     Attributes:
         arm: the draft's name, "none" for plain decoding; or a peer's ("transformers assisted").
-        k: tokens drafted a round; 0 for plain decoding.
+        k: tokens drafted a round, or the rule that chose it for each; 0 for plain decoding.
         temperature, prompt, turn, category: the block.
         new_tokens: generated, the same for all arms of a block unless end tokens count.
         prefill_s: reading the prompt, target and drafter together.
@@ -69,6 +70,7 @@ class Run:
         rounds: of any kind.
         drafted, accepted: of all rounds.
         whole_rounds, whole_drafted, whole_draft_s, whole_verify_s, whole_other_s: of whole rounds.
+        lengths: of whole rounds, how many drafted so many tokens, as (tokens, rounds).
         judged_at, accepted_at: at each position of a whole round, drafted tokens that were judged and accepted.
         overlap_sum: of sum min(p, q) over judged positions of whole rounds.
         token_ids: what was generated.
@@ -77,7 +79,7 @@ class Run:
     """
 
     arm: str
-    k: int
+    k: KChoice
     temperature: float
     prompt: int
     turn: int
@@ -96,6 +98,7 @@ class Run:
     whole_draft_s: float = 0.0
     whole_verify_s: float = 0.0
     whole_other_s: float = 0.0
+    lengths: tuple[tuple[int, int], ...] = ()
     judged_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
     overlap_sum: float = 0.0
@@ -111,6 +114,7 @@ class Run:
             TypeError: a key is missing, or unknown.
         """
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        values["lengths"] = tuple((length, rounds) for length, rounds in values.get("lengths", ()))
         if values.get("first_difference") is not None:
             values["first_difference"] = Difference(**values["first_difference"])
         return cls(**values)
@@ -159,7 +163,7 @@ class Arm(Protocol):
         ...
 
     @property
-    def k(self) -> int:
+    def k(self) -> KChoice:
         """Tokens drafted a round; 0 for none."""
         ...
 
@@ -179,7 +183,7 @@ class LoopArm:
     """
 
     name: str
-    k: int
+    k: KChoice
     target: CachedModel
     drafter: Drafter
     sampling: SamplingSettings
@@ -187,13 +191,16 @@ class LoopArm:
     end_ids: frozenset[int] = frozenset()
     simulated_acceptance: float | None = None
 
+    def __post_init__(self) -> None:
+        self._length = draft_length(self.k)  # one an arm: what it learns of the costs holds for the next prompt too
+
     def run(self, case: Case, max_new_tokens: int) -> Run:
         """Generate once through `Generation`."""
         generation = Generation(
             self.target,
             self.drafter,
             case.prompt_ids,
-            num_draft_tokens=max(1, self.k),
+            num_draft_tokens=self._length,
             sampling=self.sampling,
             stopping=Stopping(max_new_tokens, self.end_ids),
             seed=case.seed,
@@ -212,7 +219,7 @@ class PeerArm:
     """
 
     name: str
-    k: int
+    k: KChoice
     temperature: float
     generate: Callable[[Sequence[int], int, int], Sequence[int]]
     clock: Callable[[], float]
@@ -267,6 +274,7 @@ def count(steps: Sequence[Step], arm: Arm, temperature: float, case: Case, gener
         whole_draft_s=sum(step.draft_s for step in whole),
         whole_verify_s=sum(step.verify_s for step in whole),
         whole_other_s=sum(step.other_s for step in whole),
+        lengths=tuple(sorted(Counter(len(step.draft_token_ids) for step in whole).items())),
         judged_at=tuple(sum(n > i for n in judged) for i in positions),
         accepted_at=tuple(sum(step.num_accepted > i for step in whole) for i in positions),
         overlap_sum=sum(sum(step.overlap[:n]) for step, n in zip(whole, judged, strict=True)),

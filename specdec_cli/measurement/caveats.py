@@ -9,6 +9,7 @@ from statistics import median
 from specdec_cli.measurement.benchmark import Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean, outliers
 from specdec_cli.measurement.summary import block, decoding, is_peer
+from specdec_cli.settings import KChoice
 
 # Below so many judged positions the interval of alpha is wider than the differences people look for.
 ENOUGH_POSITIONS = 200
@@ -88,7 +89,7 @@ def _drifted(moved: float | None) -> list[Caveat]:
 
 
 def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
-    judged: dict[tuple[str, int, float], int] = {}
+    judged: dict[tuple[str, KChoice, float], int] = {}
     for run in runs:
         if run.k and not is_peer(run.arm):
             key = (run.arm, run.k, run.temperature)

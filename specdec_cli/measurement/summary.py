@@ -13,6 +13,7 @@ measured speedup, the tokens a round are not what independent acceptance gives, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -137,13 +138,13 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
     rounds = sum(run.rounds for run in runs)
     whole_rounds = sum(run.whole_rounds for run in runs)
     first = runs[0]
-    k = first.k
+    lengths = _lengths(runs)
     spent = cost(runs, plain)
-    predicted = _predicted(alpha[0] if alpha else None, k, spent, speedup.value)
+    predicted = _predicted(alpha[0] if alpha else None, lengths, spent, speedup.value)
     differences = [(run, run.first_difference) for run in runs if run.first_difference is not None]
     return {
         "draft": first.arm,
-        "k": k,
+        "k": first.k,
         "category": category,
         "temperature": first.temperature,
         "prompts": len(runs),
@@ -167,7 +168,8 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
             **_by_position(runs, whole_rounds),
         },
         "tokens_per_round": sum(run.new_tokens for run in runs) / rounds,
-        "tokens_per_round_formula": theory.tokens_per_round(alpha[0], k) if alpha else None,
+        "tokens_per_round_formula": _expected(alpha[0], lengths) if alpha else None,
+        "draft_lengths": [list(entry) for entry in lengths.items()],
         "cost": spent and asdict(spent),
         "predicted": predicted,
         "lossless": {
@@ -209,11 +211,30 @@ def _by_position(runs: Sequence[Run], whole_rounds: int) -> dict[str, list[float
     }
 
 
-def _predicted(alpha: float | None, k: int, spent: Cost | None, measured: float) -> dict[str, float | None]:
+def _lengths(runs: Sequence[Run]) -> dict[int, int]:
+    """Whole rounds by how many tokens they drafted."""
+    total: Counter[int] = Counter()
+    for run in runs:
+        total.update(dict(run.lengths))
+    return dict(sorted(total.items()))
+
+
+def _expected(alpha: float, lengths: dict[int, int]) -> float:
+    """Tokens a round by the closed form, over rounds that drafted so many tokens each."""
+    rounds = sum(lengths.values())
+    return sum(theory.tokens_per_round(alpha, length) * n for length, n in lengths.items()) / rounds
+
+
+def _predicted(
+    alpha: float | None, lengths: dict[int, int], spent: Cost | None, measured: float
+) -> dict[str, float | None]:
+    """Both forms: E / (K c + 1) and E / (K c + v + o), with the means of E and K where K varies from round to round."""
     if alpha is None or spent is None:
         return dict.fromkeys(("closed_form", "extended", "measured_over_closed_form", "measured_over_extended"))
-    closed = theory.speedup(alpha, k, spent.c)
-    extended = theory.speedup(alpha, k, spent.c, spent.v + spent.o)  # o alone may be below 0, by noise
+    expected = _expected(alpha, lengths)
+    drafting = sum(length * n for length, n in lengths.items()) / sum(lengths.values()) * spent.c
+    closed = expected / (drafting + 1)
+    extended = expected / (drafting + spent.v + spent.o)  # o alone may be below 0, by noise
     return {
         "closed_form": closed,
         "extended": extended,

@@ -180,6 +180,8 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             f"first i accepted {_list(a['per_position_joint'])}\ni-th, given those before "
             f"{_list(a['per_position_conditional'])}",
         )
+        if len(r["draft_lengths"]) > 1:
+            card.add_row("drafted", _shares(r["draft_lengths"]))
         card.add_row(
             "tokens a round",
             f"{r['tokens_per_round']:.2f}; from alpha alone {r['tokens_per_round_formula']:.2f}",
@@ -298,6 +300,13 @@ def _interval(interval: Sequence[float] | None) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def _shares(lengths: Sequence[Sequence[int]]) -> str:
+    """How many rounds drafted so many tokens, the rare ones left out."""
+    rounds = sum(n for _, n in lengths)
+    common = [(length, n / rounds) for length, n in lengths if n / rounds >= 0.02]
+    return ", ".join(f"{length} in {share:.0%}" for length, share in common) + " of the rounds"
 
 
 def _list(values: Sequence[float]) -> str:

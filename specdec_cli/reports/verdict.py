@@ -23,13 +23,14 @@ def explanation(result: dict[str, Any]) -> str:
     if cost is None or predicted["closed_form"] is None:
         return ""
     step = cost["target_step_s"] * 1000
-    k = result["k"]
+    lengths = result["draft_lengths"]
+    k = sum(length * rounds for length, rounds in lengths) / max(1, sum(rounds for _, rounds in lengths))
     draft, growth, overhead = k * cost["c"] * step, (cost["v"] - 1) * step, cost["o"] * step
     rounds, formula = result["tokens_per_round"], result["tokens_per_round_formula"]
     closed = predicted["closed_form"]
     parts = (
         f"A round takes {draft + step + growth + overhead:.1f} ms: {draft:.1f} drafting, {step:.1f} one target step, "
-        f"{growth:+.1f} for the pass over {k + 1} tokens, {overhead:+.1f} for everything else."
+        f"{growth:+.1f} for the pass over {k + 1:.3g} tokens, {overhead:+.1f} for everything else."
     )
     if draft > step + growth + overhead:
         parts += " Drafting is most of the round: a faster draft, or a smaller K, would gain most."
@@ -52,9 +53,13 @@ def losslessness(result: dict[str, Any], token: str = "token") -> str:
     lossless = result["lossless"]
     check = lossless.get("distribution")
     if check is not None:
-        p_value = "too sharp to test" if check["p_value"] is None else f"p = {check['p_value']:.3g}"
+        if check["p_value"] is None:
+            return (
+                "First tokens are all but certain here, so that there is no distribution to test: raise --temperature."
+            )
         verdict = "as the target's" if check["passed"] else "NOT as the target's"
-        return f"First tokens are distributed {verdict}: chi-square over {check['samples']} samples, {p_value}."
+        samples, p_value = check["samples"], f"p = {check['p_value']:.3g}"
+        return f"First tokens are distributed {verdict}: chi-square over {samples} samples, {p_value}."
     if not lossless["checked"]:
         return ""
     if lossless["identical"]:
