@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,6 +432,65 @@ def test_usage_errors_are_one_line(options: tuple[str, ...], word: str, specdec:
     assert word in err
 
 
+@pytest.mark.parametrize("option", ["--device", "--draft-device"])
+def test_a_device_that_is_not_here_is_a_usage_error(option: str, specdec: Specdec, target: Path, draft: Path) -> None:
+    code, out, err = specdec("pair-check", "-t", target, "-d", draft, option, "cuda:77")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{option} 'cuda:77' is not available" in err
+
+
+def test_a_folder_without_a_checkpoint_has_a_remedy(ask: Ask, target: Path, tmp_path: Path) -> None:
+    code, document = ask(target, tmp_path)
+    (check,) = document["checks"]
+    assert (code, check["decided"]) == (1, False)
+    assert check["detail"].endswith("is a folder with no config.json")
+    assert check["remedy"].startswith("give a folder")
+
+
+def change(folder: Path, file: str, **values: Any) -> Path:
+    """Change some values of one of a checkpoint's JSON files."""
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "word"),
+    [
+        ("generation_config.json", {"eos_token_id": "<end>"}, "'<end>' as eos_token_id"),
+        ("generation_config.json", {"eos_token_id": [256, None]}, "as eos_token_id"),
+        ("config.json", {"hidden_size": 0}, "without a single weight"),
+    ],
+)
+def test_a_configuration_with_nonsense_leaves_the_answer_open(
+    file: str, values: dict[str, Any], word: str, ask: Ask, target: Path, tmp_path: Path
+) -> None:
+    code, document = ask(target, change(tiny.save(tmp_path, small()), file, **values))
+    (check,) = document["checks"]
+    assert (code, check["decided"]) == (1, False)
+    assert word in check["detail"]
+
+
+def test_numbers_that_mean_none(ask: Ask, target: Path, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path, small(), end_ids=-1)
+    code, document = ask(target, change(folder, "config.json", max_position_embeddings=-1))
+    assert (code, statuses(document)) == (0, {"end tokens": "warn"})
+    assert "none (-1)" in named(document, "end tokens")["detail"]
+    assert named(document, "context")["detail"] == "target 256, draft without a limit"
+
+
+@pytest.mark.parametrize("damage", ["cut short", "no header", "empty"])
+def test_damaged_weights_leave_the_answer_open(damage: str, ask: Ask, target: Path, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path, small())
+    file = folder / "model.safetensors"
+    file.write_bytes({"cut short": file.read_bytes()[:-1], "no header": b"\xff" * 100, "empty": b""}[damage])
+    code, document = ask(target, folder)
+    assert (code, document["compatible"], statuses(document)) == (1, None, {"weights": "fail"})
+    check = named(document, "weights")
+    assert "the draft's files are damaged" in check["detail"]
+    assert check["remedy"] == "download them again"
+
+
 # ------------------------------------------------------------------------------------------------ memory
 def test_memory_counts_weights_and_caches_of_both(ask: Ask, target: Path, draft: Path) -> None:
     _, document = ask(target, draft, options=("--dtype", "float32", "--context", "200"))
@@ -584,6 +644,35 @@ def test_output_to_a_file_is_what_stdout_would_get(
         assert json.loads(written).keys() == json.loads(out).keys()
     else:
         assert len(written.splitlines()) == len(out.splitlines())
+
+
+def test_tokens_and_names_that_look_like_markup_are_shown_as_they_are(specdec: Specdec, tmp_path: Path) -> None:
+    marks = ("[INST]", "[/INST]")
+    folders = [
+        tiny.save(tmp_path / name, small(SIZE + 2), tiny.byte_tokenizer(extra))
+        for name, extra in (("[b]", marks), ("x[", marks[::-1]))
+    ]
+    named = tmp_path / "x[" / "y]"  # a draft called .../x[/y]
+    folders[1].rename(tmp_path / "aside")
+    named.parent.mkdir()
+    (tmp_path / "aside").rename(named)
+    for drafts in ((named,), (named, folders[0])):
+        code, out, err = specdec("pair-check", "-t", folders[0], *(part for d in drafts for part in ("-d", d)))
+        assert (code, err) == (3, "")
+        assert "'[/INST]'" in " ".join(out.split())
+        assert "x[/y]" in "".join(out.split())
+
+
+@pytest.mark.parametrize("output_format", ["table", "json", "markdown"])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(
+    output_format: str, specdec: Specdec, target: Path, swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", os.fdopen(writing, "w", encoding="utf-8"))
+        code, _, err = specdec("pair-check", "-t", target, "-d", swapped, "--format", output_format)
+    assert (code, err) == (3, "")
 
 
 def test_markdown_cells_hold_no_bar(specdec: Specdec, target: Path, draft: Path) -> None:

@@ -132,6 +132,19 @@ def test_what_is_no_number_has_a_json_form() -> None:
     assert agreement.record()["block_against_steps"] is None
 
 
+def test_weights_that_are_not_numbers_are_refused(pair: tuple[str, ...], specdec: Specdec, tmp_path: Path) -> None:
+    broken = tiny.model()
+    broken.get_output_embeddings().weight.data.fill_(math.nan)
+    options = (*pair[:2], "--draft", str(tiny.save(tmp_path, broken)), "--probe", "--format", "json")
+    code, out, _ = specdec("pair-check", *options)
+    document = json.loads(out)
+    assert (code, document["compatible"]) == (3, False)
+    check = document["checks"][-1]
+    assert (check["name"], check["status"]) == ("draft's cache", "fail")
+    assert "not numbers" in check["detail"]
+    assert document["pairs"][0]["probe"]["agreement"]["draft"]["block_against_steps"] is None
+
+
 @pytest.mark.parametrize("mistake", ["a block is read backwards", "nothing is forgotten"])
 def test_the_command_refuses_a_wrong_model(
     mistake: str, pair: tuple[str, ...], specdec: Specdec, monkeypatch: pytest.MonkeyPatch

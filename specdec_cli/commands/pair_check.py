@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,7 +27,7 @@ from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
 from specdec_cli.runtime.checks import Check, model_checks, token_checks, undecided, verdict
-from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
 from specdec_cli.runtime.elsewhere import elsewhere
 from specdec_cli.runtime.inspection import Inspection, inspect_checkpoint
 from specdec_cli.runtime.loading import Checkpoint
@@ -69,6 +71,9 @@ def run(request: PairCheckRequest) -> int:
             err.print(line, style="dim", markup=False, soft_wrap=True)
 
     prompts = _prompts(request)
+    choose_device(request.target.device, "--device")
+    for settings in request.drafts:  # an option that is wrong for all of them is no finding about one
+        choose_device(settings.device, "--draft-device")
     target = inspect_checkpoint(request.target, "target", report)
     pairs = []
     memory_ran_out = False
@@ -93,6 +98,19 @@ def run(request: PairCheckRequest) -> int:
     deciding = min(pairs, key=lambda pair: {False: 0, None: 1, True: 2}[pair["compatible"]])
     head = {key: deciding[key] for key in ("draft", "compatible", "checks", "memory")}
     made = document(environment(target.device), _settings(request), **head, pairs=pairs)
+    try:
+        _write(request, made)
+    except BrokenPipeError:  # `| head` has read enough, and still relies on the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    answers = [pair["compatible"] for pair in pairs]
+    if False in answers:
+        return IncompatiblePairError.exit_code
+    if memory_ran_out:
+        return OutOfMemoryError.exit_code
+    return SpecdecError.exit_code if None in answers else 0
+
+
+def _write(request: PairCheckRequest, made: dict[str, Any]) -> None:
     with ExitStack() as stack:
         out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
         if request.output_format == "json":
@@ -102,12 +120,6 @@ def run(request: PairCheckRequest) -> int:
         else:
             print_pairs(made, PipeConsole(file=out, highlight=False))
         out.flush()
-    answers = [pair["compatible"] for pair in pairs]
-    if False in answers:
-        return IncompatiblePairError.exit_code
-    if memory_ran_out:
-        return OutOfMemoryError.exit_code
-    return SpecdecError.exit_code if None in answers else 0
 
 
 def _settings(request: PairCheckRequest) -> dict[str, object]:
@@ -200,6 +212,8 @@ def _cache_check(role: str, agreement: Agreement, dtype: str) -> Check:
         f"rolled-back cache from a fresh one by {agreement.rollback_against_recompute:.2g}; rounding to {dtype} "
         f"explains {agreement.tolerance:g}"
     )
+    if not math.isfinite(max(agreement.block_against_steps, agreement.rollback_against_recompute)):
+        detail = f"in {dtype} its logits are not numbers, or all the same"
     if agreement.holds:
         return Check(f"{role}'s cache", "ok", detail)
     remedy = f"choose another {role}: this one's text would be wrong"

@@ -196,8 +196,9 @@ def _fill(model: CachedModel, token_ids: Tensor) -> None:
 
 
 def _difference(logits: Tensor, reference: Tensor) -> float:
-    finite = torch.isfinite(reference)
-    if not torch.equal(finite, torch.isfinite(logits)):
+    finite = torch.isfinite(reference)  # minus infinity is a masked token
+    same = torch.equal(finite, torch.isfinite(logits)) and bool(finite.any())
+    if not same or bool(torch.isnan(reference).any() or torch.isnan(logits).any()):
         return math.inf
     scale = reference[finite].std().item()
     greatest = (logits[finite] - reference[finite]).abs().max().item()

@@ -70,15 +70,17 @@ def _page(pair: Document) -> Table:
     if pair["elsewhere"]:
         table.add_section()
     for fact in pair["elsewhere"]:
-        table.add_row(f"in {fact['engine']}", TAKEN[fact["accepts"]], f"{fact['detail']} ({fact['read_from']})")
+        # Text, not str: rich would take a token such as [/INST] for its own markup.
+        told = Text(f"{fact['detail']} ({fact['read_from']})")
+        table.add_row(f"in {fact['engine']}", TAKEN[fact["accepts"]], told)
     return table
 
 
 def _columns(pairs: Sequence[Document]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("check", overflow="fold", min_width=8)
+    table.add_column("check", overflow="fold", min_width=len("architecture"))
     for pair in pairs:
-        table.add_column(pair["draft"], overflow="fold", ratio=1)
+        table.add_column(Text(pair["draft"]), overflow="fold", ratio=1)
     for name in _names(pairs):
         cells = []
         for pair in pairs:

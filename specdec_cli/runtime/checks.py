@@ -79,8 +79,10 @@ def verdict(checks: Sequence[Check], strict: bool) -> bool | None:
 
 def undecided(name: str, message: str) -> Check:
     """A check that could not be made, from an error's one line: cause, colon, remedy."""
-    cause, _, remedy = message.rpartition(": ")
-    return Check(name, "fail", f"could not be told: {cause or message}", remedy or "see the message", decided=False)
+    cause, colon, remedy = message.rpartition(": ")
+    if not (colon and remedy):
+        cause, remedy = message, "give a folder with a checkpoint, a .gguf file or a hub id"
+    return Check(name, "fail", f"could not be told: {cause}", remedy, decided=False)
 
 
 def readable(token: str | None) -> str:
@@ -249,7 +251,9 @@ def end_tokens(target: Inspection, draft: Inspection) -> Check:
 def _tokens(inspection: Inspection) -> str:
     tokenizer = inspection.tokenizer
     assert tokenizer is not None
-    found = [f"{readable(tokenizer.convert_ids_to_tokens(i))} ({i})" for i in sorted(inspection.end_ids)]
+    # Some configurations say -1 for "none", which a tokenizer cannot be asked for.
+    names = {i: tokenizer.convert_ids_to_tokens(i) if i >= 0 else None for i in sorted(inspection.end_ids)}
+    found = [f"{readable(name)} ({i})" for i, name in names.items()]
     return ", ".join(found) or "none"
 
 
@@ -280,7 +284,12 @@ def model_checks(target: Inspection, draft: Inspection, context: int | None) -> 
     Args:
         context: tokens that the user means to have in both caches; None where that was not said.
     """
-    return [architecture(target, draft), roll_back(target, draft), context_length(target, draft, context)]
+    damaged = [
+        undecided("weights", f"the {side.role}'s files are damaged ({side.weights.damage}): download them again")
+        for side in (target, draft)
+        if side.weights is not None and side.weights.damage
+    ]
+    return [architecture(target, draft), *damaged[:1], roll_back(target, draft), context_length(target, draft, context)]
 
 
 def architecture(target: Inspection, draft: Inspection) -> Check:

@@ -16,7 +16,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors as hub
-from huggingface_hub import get_local_safetensors_metadata, get_safetensors_metadata, is_offline_mode
+from huggingface_hub import (
+    get_local_safetensors_metadata,
+    get_safetensors_metadata,
+    is_offline_mode,
+    parse_local_safetensors_file_metadata,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -77,6 +82,7 @@ class Weights:
         dtype: the type that the model will compute in here.
         reason: why that one, in a few words.
         quantised: stored in blocks that stay as they are.
+        damage: why the files that are here cannot be loaded; empty where nothing speaks against it.
     """
 
     parameters: int
@@ -87,6 +93,7 @@ class Weights:
     dtype: torch.dtype
     reason: str
     quantised: bool
+    damage: str = ""
 
     @property
     def bytes(self) -> int:
@@ -170,6 +177,7 @@ def inspect_checkpoint(settings: ModelSettings, role: str, report: Report) -> In
     with one_line_errors(settings, option):
         config = AutoConfig.from_pretrained(place, **where)
         generation = _generation_config(place, where, config)
+        _require_ids(generation)
     architecture_problem, skeleton = None, None
     try:
         require_causal_lm(config, settings, option)
@@ -178,6 +186,8 @@ def inspect_checkpoint(settings: ModelSettings, role: str, report: Report) -> In
     else:
         with one_line_errors(settings, option):
             skeleton = _skeleton(config, settings.trust_remote_code)
+            if not num_parameters(skeleton):
+                raise ValueError("its config.json describes a model without a single weight")
     tokenizer, tokenizer_problem = None, ""
     try:
         tokenizer = load_tokenizer(place, where, settings, option)
@@ -205,7 +215,7 @@ def inspect_checkpoint(settings: ModelSettings, role: str, report: Report) -> In
         weights=weights,
         num_rows=rows,
         end_ids=frozenset() if tokenizer is None else end_ids(generation, tokenizer),
-        max_length=int(limit) if (limit := getattr(text, "max_position_embeddings", None)) else None,
+        max_length=int(limit) if (limit := getattr(text, "max_position_embeddings", None) or 0) > 0 else None,
         cache_implementation=getattr(generation, "cache_implementation", None),
     )
 
@@ -216,6 +226,14 @@ def _generation_config(place: str, where: dict[str, Any], config: PreTrainedConf
         return GenerationConfig.from_pretrained(place, **where)
     except OSError:
         return GenerationConfig.from_model_config(config)
+
+
+def _require_ids(generation: GenerationConfig) -> None:
+    """transformers takes anything for the ids that end a text."""
+    declared = generation.eos_token_id
+    ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not all(isinstance(i, int) for i in ids):
+        raise ValueError(f"its generation_config.json gives {declared!r} as eos_token_id, which is no id")
 
 
 def _skeleton(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
@@ -234,6 +252,7 @@ def _weights(
     reason: str,
     stored: int | None,
     source: str,
+    damage: str,
 ) -> Weights:
     parameters = num_parameters(skeleton)
     table, head = skeleton.get_input_embeddings().weight, skeleton.get_output_embeddings()
@@ -249,23 +268,38 @@ def _weights(
         else:
             caveat = "all experts are counted, since its config does not tell how many a token visits"
     quantised = getattr(config, "quantization_config", None) is not None
-    return Weights(parameters, step, caveat, stored, source, dtype, reason, quantised)
+    return Weights(parameters, step, caveat, stored, source, dtype, reason, quantised, damage)
 
 
-def _stored_bytes(settings: ModelSettings, place: str) -> tuple[int | None, str]:
-    """The size of the stored weights, and where it was read."""
+def _stored_bytes(settings: ModelSettings, place: str) -> tuple[int | None, str, str]:
+    """The size of the stored weights, where it was read, and what is wrong with the files; empty where nothing is."""
+    headers = "safetensors headers"
     gguf = Path(settings.source).expanduser()
     if gguf.suffix.lower() == ".gguf" and gguf.is_file():
-        return gguf.stat().st_size, "the size of the GGUF file"
+        return gguf.stat().st_size, "the size of the GGUF file", ""
     try:
         if Path(place).is_dir():
-            return _header_bytes(get_local_safetensors_metadata(place)), "safetensors headers"
+            return _header_bytes(get_local_safetensors_metadata(place)), headers, _cut_short(Path(place))
         if settings.offline or is_offline_mode():
             found = cached_file(place, "config.json", **hub_options(settings) | {"local_files_only": True})
-            return _header_bytes(get_local_safetensors_metadata(Path(found).parent)), "safetensors headers"
-        return _header_bytes(get_safetensors_metadata(place, revision=settings.revision)), "safetensors headers"
-    except (*READING_FAILS, hub.NotASafetensorsRepoError, hub.SafetensorsParsingError):
-        return None, "config.json"  # weights in another form, or not here yet: the configuration has to do
+            return _header_bytes(get_local_safetensors_metadata(Path(found).parent)), headers, ""
+        return _header_bytes(get_safetensors_metadata(place, revision=settings.revision)), headers, ""
+    except hub.SafetensorsParsingError as error:
+        return None, "config.json", " ".join(str(error).split())[:120]
+    except (*READING_FAILS, hub.NotASafetensorsRepoError):
+        return None, "config.json", ""  # weights in another form, or not here yet: the configuration has to do
+
+
+def _cut_short(folder: Path) -> str:
+    """The first safetensors file that ends before its header says, as after a download that broke off."""
+    for path in sorted(folder.glob("*.safetensors")):
+        metadata = parse_local_safetensors_file_metadata(path)
+        end = max((tensor.data_offsets[1] for tensor in metadata.tensors.values()), default=0)
+        with path.open("rb") as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+        if path.stat().st_size < begin + end:
+            return f"{path.name} has {path.stat().st_size:,} bytes where its header tells of {begin + end:,}"
+    return ""
 
 
 def _header_bytes(metadata: Any) -> int:
