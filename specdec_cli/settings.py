@@ -26,6 +26,10 @@ def _is_k(value: KChoice) -> bool:
     return value in K_RULES if isinstance(value, str) else value >= 1
 
 
+def _require_draft_stop(value: float) -> None:
+    _require(0 <= value < 1, f"--draft-stop is a probability, from 0 (never stop) to below 1, not {value:g}")
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UsageError(message)
@@ -118,6 +122,7 @@ class GenerationSettings:
         stop_strings: texts that end the generation and are trimmed from it.
         ignore_end_token: run on past the model's end tokens, to the length.
         seed: of every random draw; the same seed and prompt give the same record.
+        draft_stop: a draft ends behind a token that its model gave less than this probability; 0 never ends it.
     """
 
     num_draft_tokens: KChoice = 4
@@ -125,8 +130,10 @@ class GenerationSettings:
     stop_strings: tuple[str, ...] = ()
     ignore_end_token: bool = False
     seed: int = 0
+    draft_stop: float = 0.0
 
     def __post_init__(self) -> None:
+        _require_draft_stop(self.draft_stop)
         _require(
             _is_k(self.num_draft_tokens),
             f"--k must be 1 or above, {' or '.join(K_RULES)}, not {self.num_draft_tokens}; for plain decoding use "
@@ -151,6 +158,7 @@ class BenchSettings:
         seed: of all random draws; each prompt adds its number.
         simulated_acceptance: each drafted token is accepted with this probability, whatever the models say; the text
             means nothing then, the times do. None applies the rule.
+        draft_stop: see `GenerationSettings`.
     """
 
     ks: tuple[KChoice, ...]
@@ -160,8 +168,10 @@ class BenchSettings:
     ignore_end_token: bool = True
     seed: int = 0
     simulated_acceptance: float | None = None
+    draft_stop: float = 0.0
 
     def __post_init__(self) -> None:
+        _require_draft_stop(self.draft_stop)
         simulated = self.simulated_acceptance
         _require(
             simulated is None or 0 <= simulated <= 1,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from statistics import fmean
 
 import pytest
+import torch
+from laws import SIGNIFICANCE, BagModel, chi_square_p
 
 from specdec_cli.decoding.draft_length import LARGEST, Auto, DraftLength, Fixed, Heuristic, Outcome, draft_length
+from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.sampling import logits_to_probs
+from specdec_cli.decoding.stopping import Stopping
+from specdec_cli.drafters.base import Context, Draft
+from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.settings import SamplingSettings
 
 
 class World:
@@ -142,3 +151,104 @@ def test_names_of_the_rules() -> None:
     assert isinstance(draft_length("heuristic"), Heuristic)
     assert draft_length(7) == Fixed(7)
     assert Fixed(7).next() == 7
+
+
+# ---------------------------------------------------------------------------- exact whatever chooses K
+DOUBT = 0.2  # some of the draft's tokens are above it, some below
+
+
+class DropsTheDoubtful(DraftModel):
+    """The mistake that --draft-stop invites: the token that the model doubted is left out of the draft."""
+
+    def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
+        draft = super().propose(context, num_draft_tokens, generator)
+        if len(draft.token_ids) < num_draft_tokens:
+            assert draft.probs is not None
+            draft = Draft(draft.token_ids[:-1], draft.probs[:-1])
+        return draft
+
+
+def first_tokens(drafter: DraftModel, target: BagModel, k: DraftLength, sampling: SamplingSettings) -> list[int]:
+    """First tokens of many texts; a rule for K goes on from text to text."""
+    drawn = []
+    for seed in range(3_000):
+        generation = Generation(
+            target, drafter, [1, 2], num_draft_tokens=k, sampling=sampling, stopping=Stopping(12), seed=seed
+        )
+        drawn.append(next(iter(generation)).token_ids[0])
+    return drawn
+
+
+def exact(target: BagModel, sampling: SamplingSettings) -> dict[int, float]:
+    return dict(enumerate(logits_to_probs(target.logits([1, 2])[None], sampling)[0].tolist()))
+
+
+@pytest.mark.exactness
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("k", [Fixed(3), "auto", "heuristic"], ids=str)
+def test_sampled_tokens_are_the_targets_whatever_chooses_k(k: DraftLength | str, temperature: float) -> None:
+    sampling = SamplingSettings(temperature=temperature)
+    target, draft = BagModel(8, seed=1, spread=0.8), BagModel(8, seed=2, spread=0.8)
+    rule = draft_length(k) if isinstance(k, str) else k
+    drawn = first_tokens(DraftModel(draft, sampling, draft_stop=DOUBT), target, rule, sampling)
+    assert chi_square_p(drawn, exact(target, sampling)) > SIGNIFICANCE
+
+
+@pytest.mark.exactness
+def test_leaving_out_the_token_that_ended_the_draft_would_be_seen() -> None:
+    sampling = SamplingSettings(temperature=1.0)
+    target, draft = BagModel(8, seed=1, spread=0.8), BagModel(8, seed=2, spread=0.8)
+    drawn = first_tokens(DropsTheDoubtful(draft, sampling, draft_stop=DOUBT), target, Fixed(3), sampling)
+    assert chi_square_p(drawn, exact(target, sampling)) < SIGNIFICANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_ends_behind_the_first_token_that_its_model_doubts(temperature: float) -> None:
+    """The model's own probability decides, before warping: at temperature 0 the warped one is always 1."""
+    sampling = SamplingSettings(temperature=temperature)
+    draft = BagModel(8, seed=2, spread=0.8)
+    lengths = set()
+    for seed in range(40):
+        drafter = DraftModel(draft, sampling, draft_stop=0.4)
+        drafter.reset(Context([1, seed % 8]))
+        found = drafter.propose(Context([1, seed % 8]), 6, torch.Generator().manual_seed(seed)).token_ids.tolist()
+        text, sure = [1, seed % 8], []
+        for token in found:
+            sure.append(float(draft.logits(text).softmax(-1)[token]) >= 0.4)
+            text.append(token)
+        assert all(sure[:-1])
+        assert len(found) == 6 or not sure[-1]
+        lengths.add(len(found))
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1", "nan"])
+def test_draft_stop_is_a_probability(specdec: Callable[..., tuple[int, str, str]], value: str) -> None:
+    for command in (["generate", "x"], ["bench"], ["sweep-k"]):
+        code, out, err = specdec(*command, "--draft-stop", value)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "--draft-stop" in err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "four", "automatic", ""])
+def test_k_is_a_number_or_a_rule(specdec: Callable[..., tuple[int, str, str]], value: str) -> None:
+    for command in (["generate", "x"], ["bench"]):
+        code, out, err = specdec(*command, f"--k={value}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "--k" in err
+        assert "auto" in err
+
+
+def test_auto_and_heuristic_in_generate_and_bench(specdec: Callable[..., tuple[int, str, str]]) -> None:
+    """The same greedy text as with any K, and how many tokens the rounds drafted."""
+    generate = ("generate", "def f(x):", "-n", "24", "--dtype", "float32", "--format", "json", "-q")
+    texts = {k: json.loads(specdec(*generate, "--k", k)[1])["token_ids"] for k in ("4", "auto", "heuristic")}
+    assert texts["auto"] == texts["heuristic"] == texts["4"]
+    code, out, err = specdec(
+        "bench", "--k", "auto", "--limit", "1", "-n", "24", "--dtype", "float32", "--format", "json", "-q"
+    )
+    assert code == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["k"] == "auto"
+    assert len(result["draft_lengths"]) > 1
+    assert result["lossless"]["identical"] is True

@@ -145,6 +145,7 @@ def bench(
     dummy_weights: DummyOption = False,
     simulate_acceptance: SimulateOption = None,
     k: o.KOption = None,
+    draft_stop: o.DraftStopOption = 0.0,
     temperature: TemperaturesOption = None,
     top_k: o.TopKOption = 0,
     top_p: o.TopPOption = 1.0,
@@ -179,7 +180,7 @@ def bench(
         max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, system=system, raw=raw, compare=compare,
         check_distribution=check_distribution, dry_run=dry_run, resume=resume,
         fail_if_slower=fail_if_slower, output_format=output_format, output=output, quiet=quiet,
-        simulated=simulate_acceptance,
+        simulated=simulate_acceptance, draft_stop=draft_stop,
     )  # fmt: skip
 
 
@@ -206,6 +207,7 @@ def sweep_k(
             "--k", "-k", help="Every K to measure: 1,2,4 or 1-8 or 2-16*2 or 1-9+2.", rich_help_panel=o.SPECULATION
         ),
     ] = "1-8",
+    draft_stop: o.DraftStopOption = 0.0,
     temperature: TemperaturesOption = None,
     top_k: o.TopKOption = 0,
     top_p: o.TopPOption = 1.0,
@@ -255,7 +257,7 @@ def sweep_k(
         prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, system=system, raw=raw,
         compare=compare, check_distribution=check_distribution, dry_run=dry_run, resume=resume,
         fail_if_slower=fail_if_slower, output_format=output_format, output=output, quiet=quiet, sweep=True, plot=plot,
-        export=export, simulated=simulate_acceptance,
+        export=export, simulated=simulate_acceptance, draft_stop=draft_stop,
     )  # fmt: skip
 
 
@@ -281,6 +283,7 @@ def _measure(
     output: Path | None,
     quiet: bool,
     simulated: float | None,
+    draft_stop: float,
     sweep: bool = False,
     plot: Path | None = None,
     export: str | None = None,
@@ -316,6 +319,7 @@ def _measure(
         ignore_end_token=ignore_eos,
         seed=secrets.randbelow(2**32) if seed is None else seed,
         simulated_acceptance=simulated,
+        draft_stop=draft_stop,
     )
     if check_distribution and not any(temperatures):
         raise UsageError("--check-distribution needs a --temperature above 0; at 0 ids are compared anyway")

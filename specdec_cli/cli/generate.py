@@ -55,6 +55,7 @@ def generate(
     repetition_penalty: o.PenaltyOption = 1.0,
     seed: o.SeedOption = None,
     k: o.KOption = None,
+    draft_stop: o.DraftStopOption = 0.0,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Length limit.")] = 128,
     stop: Annotated[
         list[str] | None,
@@ -95,6 +96,7 @@ def generate(
         stop_strings=tuple(stop or ()),
         ignore_end_token=ignore_eos,
         seed=secrets.randbelow(2**32) if seed is None else seed,
+        draft_stop=draft_stop,
     )
     for path, option in ((output, "--output"), (trace, "--trace")):
         if path is not None:

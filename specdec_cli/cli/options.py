@@ -142,6 +142,14 @@ KOption = Annotated[
     ),
 ]  # fmt: skip
 
+DraftStopOption = Annotated[
+    float,
+    _option(
+        "--draft-stop", panel=SPECULATION,
+        help="End a draft behind a token that its own model gave less than this probability; 0: never.",
+    ),
+]  # fmt: skip
+
 # ---------------------------------------------------------------------------------------- sampling
 TemperatureOption = Annotated[float, _option("--temperature", panel=SAMPLING, help="0 is greedy.")]
 TopKOption = Annotated[int, _option("--top-k", panel=SAMPLING, help="Keep the k most likely tokens; 0: all.")]

@@ -186,7 +186,8 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
     simulated = request.settings.simulated_acceptance
 
     def loop_arm(spec: DraftSpec, k: KChoice, pair: Pair) -> LoopArm:
-        drafter = make_drafter(spec, pair.drafter_parts(sampling))  # one an arm: none learns from another
+        # One an arm: none learns from another.
+        drafter = make_drafter(spec, pair.drafter_parts(sampling, request.settings.draft_stop))
         return LoopArm(spec.name, k, target, drafter, sampling, clock, end_ids, simulated)
 
     arms: list[measure.Arm] = []

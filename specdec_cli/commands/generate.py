@@ -97,7 +97,7 @@ def run(request: GenerateRequest) -> int:
     pair = load_pair(request.target, request.draft, report)
     for note in pair.notes:
         report(f"note: {note}")
-    drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling))
+    drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
     for prompt in request.prompts:  # before the first is answered and a file is opened
         opening = {"role": "user", "content": prompt.turns[0]}
         pair.encode([*conversation(prompt, request.system), opening], request.raw)

@@ -82,6 +82,8 @@ class DrafterParts:
         target: whose next tokens are guessed.
         draft: the model that --draft names; None where it names none.
         sampling: how the target's logits are warped.
+        draft_stop: a chain of sampled tokens ends behind one that its model gave less than this probability (before
+            warping); 0 never ends it.
         early_exit: given a number of layers, the first so many of the target as a model of its own, on the target's
             weights and cache; raises UsageError or IncompatiblePairError where that cannot be.
     """
@@ -90,6 +92,7 @@ class DrafterParts:
     draft: CachedModel | None
     sampling: SamplingSettings
     early_exit: Callable[[int], CachedModel]
+    draft_stop: float = 0.0
 
     @property
     def device(self) -> torch.device:

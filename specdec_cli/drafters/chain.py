@@ -18,6 +18,7 @@ def sample_chain(
     num_draft_tokens: int,
     sampling: SamplingSettings,
     generator: torch.Generator,
+    draft_stop: float = 0.0,
 ) -> Draft:
     """Sample tokens that follow the committed ones; fewer, or none, where the model's context ends.
 
@@ -30,6 +31,9 @@ def sample_chain(
         num_draft_tokens: at most.
         sampling: the target's settings.
         generator: on the model's device.
+        draft_stop: end behind a token that the model gave less than this probability. The token itself stays: leaving
+            it out would make the drafts that are judged unlike the distributions they are said to come from. Costs a
+            transfer to the host for each token.
     """
     room = model.max_length - len(committed_ids) + 1
     num_draft_tokens = min(num_draft_tokens, room)
@@ -48,4 +52,6 @@ def sample_chain(
             prefix = torch.cat([prefix, pending])
         token_ids.append(pending)
         probs.append(row)
+        if draft_stop > 0.0 and bool(logits.softmax(-1)[0, pending[0]] < draft_stop):
+            break
     return Draft(torch.cat(token_ids), torch.cat(probs))

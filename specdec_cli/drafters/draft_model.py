@@ -22,11 +22,13 @@ class DraftModel:
     Args:
         model: speaks the target's ids; ids that it does not have are -inf in its logits.
         sampling: the target's settings.
+        draft_stop: see `sample_chain`.
     """
 
-    def __init__(self, model: CachedModel, sampling: SamplingSettings) -> None:
+    def __init__(self, model: CachedModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
         self._model = model
         self._sampling = sampling
+        self._draft_stop = draft_stop
         self._committed = 0  # cached entries that are known to be right
 
     @property
@@ -44,7 +46,9 @@ class DraftModel:
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
         """Sample a chain of tokens; fewer, or none, where the draft's own context ends."""
         self._committed = len(context.token_ids)
-        return sample_chain(self._model, context.token_ids, num_draft_tokens, self._sampling, generator)
+        return sample_chain(
+            self._model, context.token_ids, num_draft_tokens, self._sampling, generator, self._draft_stop
+        )
 
     def observe(self, num_accepted: int) -> None:
         """Drop the cached entries of tokens that were rejected."""
@@ -59,4 +63,4 @@ def make(options: Mapping[str, int], parts: DrafterParts) -> DraftModel:
     """`--draft MODEL`."""
     if parts.draft is None:
         raise ValueError("a draft model was asked for, and none was loaded")
-    return DraftModel(parts.draft, parts.sampling)
+    return DraftModel(parts.draft, parts.sampling, parts.draft_stop)

@@ -23,11 +23,13 @@ class EarlyExit:
     Args:
         model: the first layers; its cache is the target's, for those layers.
         sampling: the target's settings.
+        draft_stop: see `sample_chain`.
     """
 
-    def __init__(self, model: CachedModel, sampling: SamplingSettings) -> None:
+    def __init__(self, model: CachedModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
         self._model = model
         self._sampling = sampling
+        self._draft_stop = draft_stop
 
     @property
     def device(self) -> torch.device:
@@ -40,7 +42,7 @@ class EarlyExit:
         """Sample a chain of tokens."""
         model = self._model
         before = model.length
-        draft = sample_chain(model, context.token_ids, num_draft_tokens, self._sampling, generator)
+        draft = sample_chain(model, context.token_ids, num_draft_tokens, self._sampling, generator, self._draft_stop)
         # The verify pass feeds the same tokens through the same layers once more, and must not find them there.
         model.roll_back(model.length - before)
         return draft
@@ -51,4 +53,4 @@ class EarlyExit:
 
 def make(options: Mapping[str, int], parts: DrafterParts) -> EarlyExit:
     """`--draft early-exit:N`."""
-    return EarlyExit(parts.early_exit(options["layers"]), parts.sampling)
+    return EarlyExit(parts.early_exit(options["layers"]), parts.sampling, parts.draft_stop)

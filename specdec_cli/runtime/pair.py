@@ -50,9 +50,9 @@ class Pair:
         """Where the models compute."""
         return (self.target.device,) if self.draft is None else (self.target.device, self.draft.device)
 
-    def drafter_parts(self, sampling: SamplingSettings) -> DrafterParts:
+    def drafter_parts(self, sampling: SamplingSettings, draft_stop: float) -> DrafterParts:
         """What drafters are made of here."""
-        return DrafterParts(self.target, self.draft, sampling, partial(EarlyExitModel, self.target))
+        return DrafterParts(self.target, self.draft, sampling, partial(EarlyExitModel, self.target), draft_stop)
 
     def facts_for_other_tools(self) -> dict[str, Any]:
         """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
