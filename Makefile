@@ -32,7 +32,7 @@ fix: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 unit: $(VENV)/.installed-test
-	$(TEST_ENV) $(BIN)/pytest
+	$(TEST_ENV) $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests that must run again after any change near sampling, acceptance or the caches.
 exactness: $(VENV)/.installed-test

@@ -46,6 +46,7 @@ from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, Samp
 
 GREEDY = SamplingSettings(temperature=0.0)
 BITS = {"bf16": NOT_QUANTIZED, "int8": "int8", "int4": "int4", "auto": "auto"}
+WARM_UP_TOKENS = 8
 # The pilot's rows, then what `auto` and a head of 32,768 tokens make of each target.
 ARMS = (
     *("bf16", "bf16+bf16@3", "bf16+int8@6", "bf16+int8:24000@6", "int8", "int8+int8:24000@3", "int4"),
@@ -102,13 +103,13 @@ class Answer:
     token_ids: tuple[int, ...]
 
 
-Run = Callable[[Sequence[int]], Answer]
+Run = Callable[[Sequence[int], int], Answer]  # prompt ids, new tokens
 
 
-def loop_run(target: TransformersModel, drafter: Drafter, k: int, tokens: int) -> Run:
+def loop_run(target: TransformersModel, drafter: Drafter, k: int) -> Run:
     """specdec's own loop."""
 
-    def run(prompt: Sequence[int]) -> Answer:
+    def run(prompt: Sequence[int], tokens: int) -> Answer:
         generation = Generation(
             target, drafter, prompt, num_draft_tokens=k, sampling=GREEDY, stopping=Stopping(tokens)
         )  # fmt: skip
@@ -131,13 +132,13 @@ def _median_ms(steps: Sequence[Step], name: str) -> float:
     return 1000 * median(values)
 
 
-def llama_run(path: str, tokens: int, context: int) -> Run:
+def llama_run(path: str, context: int) -> Run:
     """llama.cpp's plain decoding of a .gguf file, one step a token, prefill apart."""
     from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
 
     model: Any = Llama(path, n_ctx=context, n_threads=torch.get_num_threads(), verbose=False)
 
-    def run(prompt: Sequence[int]) -> Answer:
+    def run(prompt: Sequence[int], tokens: int) -> Answer:
         model.reset()
         model.eval(list(prompt))
         made: list[int] = []
@@ -173,19 +174,19 @@ def load(args: argparse.Namespace, arms: Sequence[Arm], report: Callable[[str], 
     for arm in arms:
         target = pairs[arm.target].target
         drafter = DraftModel(drafts[arm.draft], GREEDY) if arm.draft else NoDrafter(target.device)
-        runs[arm.name] = loop_run(target, drafter, arm.k, args.tokens)
+        runs[arm.name] = loop_run(target, drafter, arm.k)
     return some, runs
 
 
-def measure(runs: dict[str, Run], prompts: Sequence[Sequence[int]]) -> dict[str, list[Answer]]:
-    """Every arm once a prompt, in an order that rotates; a first answer of each is not counted."""
+def measure(runs: dict[str, Run], prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, list[Answer]]:
+    """Every arm once a prompt, in an order that rotates; a first short answer of each is not counted."""
     for run in runs.values():
-        run(prompts[0])
+        run(prompts[0], WARM_UP_TOKENS)
     answers: dict[str, list[Answer]] = {name: [] for name in runs}
     names = list(runs)
     for turn, prompt in enumerate(prompts):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            answers[name].append(runs[name](prompt))
+            answers[name].append(runs[name](prompt, tokens))
     return answers
 
 
@@ -233,10 +234,10 @@ def main() -> None:
         context = max(map(len, prompts)) + args.tokens + 8
         for role, path in (("target", args.target), ("draft", args.draft)):
             if path.endswith(".gguf"):
-                runs[f"llama.cpp, the {role}"] = llama_run(path, args.tokens, context)
+                runs[f"llama.cpp, the {role}"] = llama_run(path, context)
     except ImportError:
         console.print("llama-cpp-python is not installed: no row for llama.cpp", style="dim")
-    answers = measure(runs, prompts)
+    answers = measure(runs, prompts, args.tokens)
     where = environment(torch.device("cpu"))
     console.print(f"{where['cpu']}, {torch.get_num_threads()} threads, torch {torch.__version__}", markup=False)
     console.print(f"{args.target} with {args.draft}, {args.tokens} tokens, {len(prompts)} prompts", markup=False)

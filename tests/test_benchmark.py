@@ -882,15 +882,21 @@ def test_drift_needs_controls() -> None:
     assert drift(STEADY, [run_of("none", 0, 1, prompt=99)]) is None
 
 
+@pytest.mark.parametrize("answers", [1, 5, 6])
+def test_few_answers_make_intervals_too_narrow(answers: int) -> None:
+    runs = [run_of(arm, k, 0.5, prompt=i, judged=400) for i in range(answers) for arm, k in (("none", 0), ("d", 4))]
+    assert kinds(caveats(runs, [])) == (["few_answers"] if answers < 6 else [])
+
+
 def test_too_few_judged_positions_name_the_worst_point() -> None:
     def runs(judged: int) -> list[Run]:
         return [*STEADY, run_of("d", 4, 1, judged=500), run_of("d", 2, 1, judged=judged), run_of("d", 2, 1, judged=100)]
 
-    (found,) = caveats(runs(99), [])
+    found = caveats(runs(99), [])[-1]
     assert found.kind == "few_tokens"
     assert f"{ENOUGH_POSITIONS - 1} judged positions (d, K 2)" in found.detail
-    assert caveats(runs(100), []) == []
-    assert caveats([*STEADY, run_of("transformers assisted", 4, 1)], []) == []  # a peer tells nothing
+    assert "few_tokens" not in kinds(caveats(runs(100), []))
+    assert "few_tokens" not in kinds(caveats([*STEADY, run_of("transformers assisted", 4, 1)], []))  # a peer tells nothing
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(None, []), (0.1, []), (0.11, ["shared_cores"])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from enum import StrEnum
 from pathlib import Path
@@ -365,6 +366,7 @@ def _measure(
             sampling=chosen[0],
             prompts=todo[: limit or None],
             prompt_source=source,
+            prompts_sha256=hashlib.sha256(repr(todo).encode()).hexdigest(),
             system=system,
             raw=raw,
             sweep=sweep,

@@ -51,6 +51,7 @@ class BenchRequest:
         drafts: (sources of guesses, how the checkpoint among them is loaded).
         sampling: its temperature is replaced by each of the settings'.
         prompts, prompt_source: what to answer, and where it came from.
+        prompts_sha256: of the whole set.
         sweep: sweep-k's tables instead of bench's.
         fail_if_slower: the least speedup for exit code 0.
     """
@@ -61,6 +62,7 @@ class BenchRequest:
     sampling: SamplingSettings
     prompts: Sequence[Prompt]
     prompt_source: str
+    prompts_sha256: str
     system: str | None = None
     raw: bool = False
     sweep: bool = False
@@ -134,7 +136,7 @@ def run(request: BenchRequest) -> int:
     head = {"environment": environment(*_devices(pairs)), "settings": settings}
     session = Session()
     if request.resume is not None:
-        session.runs = _known_runs(request, request.resume, settings, contests)
+        session.runs = _known_runs(request, request.resume, head, contests)
         if session.runs:
             report(f"{len(session.runs)} runs are in {request.resume} already")
     with ExitStack() as stack:
@@ -167,11 +169,11 @@ def run(request: BenchRequest) -> int:
 
 
 def _known_runs(
-    request: BenchRequest, path: Path, settings: dict[str, Any], contests: dict[float, Contest]
+    request: BenchRequest, path: Path, head: dict[str, Any], contests: dict[float, Contest]
 ) -> list[Run]:
     """What a file holds of this request; a lower --limit leaves some of it out."""
     try:
-        runs = [Run.from_record(record) for record in read_runs(path, settings)]
+        runs = [Run.from_record(record) for record in read_runs(path, **head)]
     except TypeError as error:
         raise UsageError(f"--resume {path} was written by another version of specdec: name a new file") from error
     return [run for run in measure.whole_blocks(runs, contests) if run.prompt <= len(request.prompts)]
@@ -451,6 +453,7 @@ def _settings(request: BenchRequest, pairs: Sequence[Pair]) -> dict[str, Any]:
         "target": describe(request.target, pairs[0].checkpoint),
         "drafts": drafts,
         "prompts": request.prompt_source,
+        "prompts_sha256": request.prompts_sha256,
         "sampling": sampling,
         **asdict(request.settings),
         "system": request.system,

@@ -11,6 +11,8 @@ from specdec_cli.measurement.statistics import geometric_mean, outliers
 from specdec_cli.measurement.summary import block, decoding, is_peer
 from specdec_cli.settings import KChoice
 
+# With fewer, resampling them covers the truth less often than the 95 % it says.
+ENOUGH_ANSWERS = 6
 # Below so many judged positions the interval of alpha is wider than the differences people look for.
 ENOUGH_POSITIONS = 200
 SLOW_FIRST_RUN = 0.8
@@ -23,7 +25,7 @@ class Caveat:
     """Something that makes the figures less trustworthy.
 
     Attributes:
-        kind: first_run_slow, outliers, drift, few_tokens, shared_cores or interrupted.
+        kind: first_run_slow, outliers, drift, few_answers, few_tokens, shared_cores or interrupted.
         detail: what was seen.
         remedy: what to do about it.
     """
@@ -55,6 +57,7 @@ def caveats(
         *_slow_start(plain_runs(runs)),
         *_far_out(plain_runs(runs)),
         *_drifted(drift(runs, controls)),
+        *_few_answers(runs),
         *_few_tokens(runs),
     ]
     if others_share is not None and others_share > SHARED_CORES:
@@ -86,6 +89,14 @@ def _drifted(moved: float | None) -> list[Caveat]:
         return []
     detail = f"plain decoding was {abs(moved):.0%} {'faster' if moved > 0 else 'slower'} at the end than at first"
     return [Caveat("drift", detail, "let the machine settle and repeat; trust the ratios more than the speeds")]
+
+
+def _few_answers(runs: Sequence[Run]) -> list[Caveat]:
+    answers = len({(run.prompt, run.turn) for run in runs if run.k})
+    if not answers or answers >= ENOUGH_ANSWERS:
+        return []
+    detail = f"the intervals rest on {answers} answer{'s' if answers > 1 else ''}, and are too narrow then"
+    return [Caveat("few_answers", detail, "raise --limit")]
 
 
 def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:

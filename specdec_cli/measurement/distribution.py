@@ -56,7 +56,7 @@ def check_first_tokens(
         next(iter(_generation(target, drafter, prompt_ids, sampling, num_draft_tokens, seed))).token_ids[0]
         for seed in range(samples)
     )
-    expected = _first_token_probs(target, prompt_ids, sampling).tolist()
+    expected = _first_token_probs(target, prompt_ids, sampling, num_draft_tokens + 1).tolist()
     observed = [drawn[i] for i in range(len(expected))]
     p_value = chi_square(observed, expected)
     return DistributionCheck(samples, p_value, p_value is None or p_value >= SIGNIFICANCE)
@@ -69,12 +69,22 @@ def least_certain(target: CachedModel, prompts: Sequence[Sequence[int]], samplin
     )
 
 
-def _first_token_probs(target: CachedModel, prompt_ids: Sequence[int], sampling: SamplingSettings) -> Tensor:
-    """[vocab_size], the target's own."""
+def _first_token_probs(
+    target: CachedModel, prompt_ids: Sequence[int], sampling: SamplingSettings, rows: int = 1
+) -> Tensor:
+    """[vocab_size], the target's own, from a pass over as many rows as a round has.
+
+    In 16 bit another number of rows rounds otherwise, and a token at the border of a nucleus is in it or out.
+    """
     prefix = torch.tensor(prompt_ids, device=target.device)
+    rows = min(rows, target.max_length - len(prompt_ids) + 1)
     with torch.inference_mode():
         target.reset()
-        logits = target.forward(prefix, num_logits=1)
+        if len(prompt_ids) > 1:
+            target.forward(prefix[:-1], num_logits=1)
+        target.roll_back(0)
+        block = torch.cat([prefix[-1:], prefix.new_zeros(rows - 1)])
+        logits = target.forward(block, num_logits=rows)[:1]
         return logits_to_probs(logits, sampling, prefix[None])[0].cpu().double()
 
 

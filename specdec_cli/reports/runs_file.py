@@ -15,13 +15,15 @@ from specdec_cli.reports.export import to_json
 
 # What may differ between a session and the one that resumes it: the prompts that are measured, and how many.
 MAY_DIFFER = ("limit",)
+# Of the environment, what moves the times.
+MUST_AGREE = ("cpu", "threads", "devices", "torch", "transformers")
 
 
-def read_runs(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def read_runs(path: Path, settings: dict[str, Any], environment: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs of whole blocks in a file; none where it does not exist yet.
 
     Args:
-        settings: of this session; they must be those of the file.
+        settings, environment: of this session; they must be those of the file.
 
     Raises:
         UsageError: the file is of another session, or no file of runs.
@@ -32,6 +34,8 @@ def read_runs(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     before = {k: v for k, v in records[0]["settings"].items() if k not in MAY_DIFFER}
     now = {k: v for k, v in json.loads(to_json(settings)).items() if k not in MAY_DIFFER}
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    there = records[0].get("environment") or {}
+    changed += [k for k in MUST_AGREE if there.get(k) != environment.get(k)]
     if changed:
         raise UsageError(
             f"--resume {path} was measured with another {', '.join(changed)}: repeat that command, or name a new file"
