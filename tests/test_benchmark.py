@@ -896,7 +896,8 @@ def test_too_few_judged_positions_name_the_worst_point() -> None:
     assert found.kind == "few_tokens"
     assert f"{ENOUGH_POSITIONS - 1} judged positions (d, K 2)" in found.detail
     assert "few_tokens" not in kinds(caveats(runs(100), []))
-    assert "few_tokens" not in kinds(caveats([*STEADY, run_of("transformers assisted", 4, 1)], []))  # a peer tells nothing
+    # (a peer tells nothing of acceptance)
+    assert "few_tokens" not in kinds(caveats([*STEADY, run_of("transformers assisted", 4, 1)], []))
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(None, []), (0.1, []), (0.11, ["shared_cores"])])

@@ -182,7 +182,8 @@ def test_what_cannot_be_exported_is_told_before_anything_is_measured(
 def test_the_embedded_pair_is_exported_by_its_folders(demo: Any) -> None:
     request = command.BenchRequest(
         target=tiny.settings("demo:target"), drafts=[(command.parse_draft("demo:draft"), tiny.settings("demo:draft"))],
-        settings=command.BenchSettings(ks=(2,)), sampling=SamplingSettings(), prompts=[], prompt_source="code", prompts_sha256="",
+        settings=command.BenchSettings(ks=(2,)), sampling=SamplingSettings(), prompts=[], prompt_source="code",
+        prompts_sha256="",
         export="transformers",
     )  # fmt: skip
     best = {"draft": "demo:draft", "k": 2, "temperature": 0.0, "speedup": 1.5}
