@@ -77,14 +77,19 @@ class Checkpoint:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
-        table, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
-        tied = head is None or getattr(head, "weight", None) is table  # a quantised head has weights of its own
-        return weight_bytes(self.model) - (0 if tied else table.nbytes)
+        return step_bytes(self.model)
 
     @property
     def coarsest_dtype(self) -> torch.dtype:
         """Of the types that logits pass through, the one that rounds most: quantised layers compute in bfloat16."""
         return self.dtype if self.quantize == NOT_QUANTIZED else torch.bfloat16
+
+
+def step_bytes(model: PreTrainedModel) -> int:
+    """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    tied = head is None or getattr(head, "weight", None) is table  # a quantised head has weights of its own
+    return weight_bytes(model) - (0 if tied else table.nbytes)
 
 
 def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
