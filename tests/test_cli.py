@@ -303,11 +303,11 @@ def refused(result: tuple[int, str, str], code: int) -> str:
 
 
 BAD_OPTIONS: list[tuple[list[str], str]] = [
-    (["--k", "0"], "--k must be 1 or above, not 0; for plain decoding use --draft none"),
-    (["-k", "-1"], "--k must be 1 or above, not -1"),
-    (["--k", "x"], "'--k'"),
-    (["--k", "1.5"], "'--k'"),
-    (["--k", ""], "'--k'"),
+    (["--k", "0"], "--k must be 1 or above, auto or heuristic, not 0; for plain decoding use --draft none"),
+    (["-k", "-1"], "--k must be 1 or above, auto or heuristic, not -1"),
+    (["--k", "x"], "--k must be a number of 1 or above, auto or heuristic, not 'x'"),
+    (["--k", "1.5"], "--k must be a number of 1 or above, auto or heuristic, not '1.5'"),
+    (["--k", ""], "--k must be a number of 1 or above, auto or heuristic"),
     (["--k"], "'--k' requires an argument"),
     (["--temperature", "-1"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not -1"),
     (["--temperature", "nan"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not nan"),
