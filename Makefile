@@ -16,8 +16,8 @@ TEST_ENV := HF_HUB_OFFLINE=1 SPECDEC_CACHE=.cache/specdec SPECDEC_SMOLLM2=.cache
 .PHONY: demo test lint fix unit exactness models wheel clean
 
 demo: $(VENV)/.installed
-	@echo '$$ specdec generate "def read_lines(path):" --max-new-tokens 64 --temperature 0.7 --seed 3 --show-draft'
-	@$(BIN)/specdec generate "def read_lines(path):" --max-new-tokens 64 --temperature 0.7 --seed 3 --show-draft
+	@echo '$$ specdec generate "def read_lines(path):" --max-new-tokens 64 --temperature 0.7 --seed 8 --show-draft'
+	@$(BIN)/specdec generate "def read_lines(path):" --max-new-tokens 64 --temperature 0.7 --seed 8 --show-draft
 
 test: lint models unit
 

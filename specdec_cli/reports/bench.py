@@ -91,10 +91,13 @@ def _whole(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _exactness(points: Sequence[dict[str, Any]]) -> list[str]:
-    """What was checked at each K, in one sentence where all came out alike."""
+    """What was checked at each K, once for all that came out alike."""
     if all(r["lossless"]["identical"] for r in points):
         return ["Lossless: the same ids as plain decoding in every answer at every K."]
-    return [f"K {r['k']}: {sentence}" for r in points if (sentence := verdict.losslessness(r))]
+    said: dict[str, list[str]] = {}
+    for r in points:
+        said.setdefault(verdict.losslessness(r), []).append(str(r["k"]))
+    return [f"K {', '.join(ks)}: {sentence}" for sentence, ks in said.items() if sentence]
 
 
 def _sentences(*texts: str) -> list[RenderableType]:

@@ -247,8 +247,7 @@ def _scale_heights(axes: Sequence[Axes], speedups: Sequence[float]) -> None:
     low, high = min(speedups), max(speedups)
     room = max(0.05, (high - low) * 0.06)
     axes[0].set_ylim(low - room, high + room)
-    digits = 1 if high - low > 0.6 else 2
-    axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.{digits}f}x")
+    axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.2f}x")  # ticks may be quarters
 
 
 def _explain_lines(figure: Figure, ax: Axes) -> None:
