@@ -168,9 +168,7 @@ def run(request: BenchRequest) -> int:
     return _exit_code(request, session, record)
 
 
-def _known_runs(
-    request: BenchRequest, path: Path, head: dict[str, Any], contests: dict[float, Contest]
-) -> list[Run]:
+def _known_runs(request: BenchRequest, path: Path, head: dict[str, Any], contests: dict[float, Contest]) -> list[Run]:
     """What a file holds of this request; a lower --limit leaves some of it out."""
     try:
         runs = [Run.from_record(record) for record in read_runs(path, **head)]
