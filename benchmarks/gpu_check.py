@@ -150,8 +150,8 @@ def main() -> None:
     record["dummy"] = measure(target, draft, step_bytes(models["target"]), device, SIMULATED)
     show(console, "8B and 1B, random weights" if cuda else "small, random weights", record["dummy"])
     del target, draft, models
-    place = ("demo:target", "demo:draft")
-    pair = load_pair(*(ModelSettings(source, device=str(device)) for source in place), console.print)
+    big, small = (ModelSettings(source, device=str(device)) for source in ("demo:target", "demo:draft"))
+    pair = load_pair(big, small, console.print)
     assert pair.draft is not None
     record["demo"] = measure(pair.target, pair.draft, pair.checkpoint.step_bytes, device, None)
     show(console, "the demo pair", record["demo"])
