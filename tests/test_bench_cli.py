@@ -991,6 +991,8 @@ def test_bad_options_are_refused_in_one_line(specdec: Specdec, name: str, words:
         (["--k", "0-2"], "--k"),
         (["--export", "ollama"], "--export must be one of vllm, sglang, llama.cpp, transformers, mlx, trtllm"),
         (["--plot", "x.pdf"], "--plot x.pdf must end in .png or .svg"),
+        (["--plot", "nowhere/x.png"], "--plot nowhere/x.png: the folder nowhere does not exist"),
+        (["--plot", "x.svg", "--output", "./x.svg"], "--output and --plot name the same file"),
         (["--export", "vllm", "--format", "jsonl"], "--export and --format jsonl both write to stdout"),
     ],
 )

@@ -318,9 +318,15 @@ class Misreporting:
         return Draft(token_ids, logits_to_probs(logits, self._reported))
 
 
-@pytest.mark.parametrize("mistake", ["drawn greedily", "reported unwarped"])
 @pytest.mark.parametrize(
-    ("source", "sampling", "k"), [case for case in SAMPLED if case.id in ("temperature 1.3", "top-k", "top-p")]
+    ("source", "sampling", "k", "mistake"),
+    [
+        pytest.param(*case.values, mistake, id=f"{case.id}-{mistake}")
+        for case in SAMPLED
+        for mistake in ("drawn greedily", "reported unwarped")
+        # What a nucleus leaves out after this prompt is too rare for 400 samples to tell.
+        if case.id in ("temperature 1.3", "top-k") or (case.id == "top-p" and mistake == "drawn greedily")
+    ],
 )
 def test_a_draft_that_misreports_its_distribution_is_noticed(
     source: str, sampling: SamplingSettings, k: int, mistake: str, demo: Pair,

@@ -244,6 +244,11 @@ def test_the_plot_has_both_panels(specdec: Specdec, tmp_path: Path) -> None:
         ((*ESTIMATE[1:], "--bandwidth", "3.35Tb/s"), "--bandwidth must be bytes a second"),
         ((*ESTIMATE[1:], "--flops", "fast"), "--flops must be operations a second"),
         ((*ESTIMATE[1:], "--target-params", "0"), "--target-params must be a number of parameters"),
+        (
+            (*ESTIMATE[1:], "--target-params", "1e308"),
+            "--target-params with this --bandwidth and --flops gives no time",
+        ),
+        ((*ESTIMATE[1:], "--draft-params", "1e308"), "--draft-params with this --bandwidth and --flops gives no time"),
         ((*ESTIMATE[1:], "--draft-params", "7Q"), "--draft-params must be a number of parameters"),
         ((*ESTIMATE[1:], "--dtype", "int3"), "Invalid value for '--dtype'"),
         ((*EXAMPLE[1:], "--plot", "file.txt"), "--plot file.txt must end in .png or .svg"),

@@ -205,7 +205,7 @@ def test_special_tokens_are_no_text() -> None:
 def test_the_demo_pairs_tokenizer_streams_its_own_kind_of_text() -> None:
     folder = Path(specdec_cli.__file__).parent / "demo" / "target"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    text = Path(specdec_cli.__file__).with_name("cli.py").read_text(encoding="utf-8")[:2000] + "".join(DIFFICULT)
+    text = Path(specdec_cli.__file__).with_name("prompts.py").read_text(encoding="utf-8")[:2000] + "".join(DIFFICULT)
     token_ids = ids_of(tokenizer, text)
     assert streamed(tokenizer, token_ids)[-1] == decode(tokenizer, token_ids) == text
 
