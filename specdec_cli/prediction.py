@@ -16,6 +16,7 @@ from specdec_cli.simulation import position_with, simulate
 
 MOST_ROUNDS = 10_000_000
 PLOTTED_ROUNDS = 4_000  # a point; their scatter is smaller than the point
+SHORTEST_S, LONGEST_S = 1e-30, 1e30  # of a step that is estimated
 PLOTTED_ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 PLOTTED_KS = 5
 
@@ -51,11 +52,23 @@ class Costs:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Two models and a machine, from which costs follow."""
+    """Two models and a machine, from which costs follow.
+
+    Raises:
+        UsageError: a step would take no time at all, or for ever, as far as numbers reach.
+    """
 
     target: roofline.Model
     draft: roofline.Model
     machine: roofline.Machine
+
+    def __post_init__(self) -> None:
+        for option, model in (("--target-params", self.target), ("--draft-params", self.draft)):
+            # No real pair comes near these, and infinities would end up in JSON.
+            if not SHORTEST_S <= roofline.step_s(model, self.machine) <= LONGEST_S:
+                raise UsageError(
+                    f"{option} with this --bandwidth and --flops gives no time that makes sense: check them"
+                )
 
     def costs(self, overhead: float) -> Costs:
         """c and v(K) by the roofline."""

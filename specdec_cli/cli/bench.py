@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from enum import StrEnum
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
@@ -297,11 +298,14 @@ def _measure(
         raise UsageError(
             f"--draft {NO_DRAFT} is the baseline, which is always measured: name a draft to stand against it"
         )
-    for path, option in ((output, "--output"), (resume, "--resume")):
-        if path is not None:
-            check_writable(path, option)
-    if output is not None and resume is not None and output.resolve() == resume.resolve():
-        raise UsageError("--output and --resume name the same file: choose two")
+    files = [
+        (p, option) for p, option in ((output, "--output"), (resume, "--resume"), (plot, "--plot")) if p is not None
+    ]
+    for path, option in files:
+        check_writable(path, option)
+    for (one, option), (other, another) in combinations(files, 2):
+        if one.resolve() == other.resolve():
+            raise UsageError(f"{option} and {another} name the same file: choose two")
     learner = next((draft.name for draft in models.drafts if draft.spec.learns), None)
     if resume is not None and learner is not None:
         raise UsageError(
