@@ -447,7 +447,7 @@ def test_smollm2_is_greedy_token_for_token(question: str, smollm2_pair: Pair) ->
     [
         "Write a Python function that merges two sorted lists.",
         "Explain what a mutex is in two sentences.",
-        "Write a regular expression for an ISO date.",
+        "Describe a sunset over the sea as a pirate would.",
     ],
 )
 def test_the_real_pair_is_greedy_token_for_token(question: str, real_pair: tuple[str, str], loaded: Callable) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from specdec_cli import theory
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.reports.plots import check_plot, plot_sweep, text_plot
+from specdec_cli.reports.plots import _draw_draft, check_plot, plot_sweep, points_of, text_plot
 
 MACHINE = "a machine of 2 cores"
 
@@ -49,13 +49,24 @@ def test_a_plot_says_what_it_shows(tmp_path: Path) -> None:
     texts = draw(tmp_path, SWEEP, target="demo:target")
     assert {"Speedup against K, target demo:target", MACHINE, "temperature 0"} <= set(texts)
     assert {"K, tokens drafted a round", "speedup over plain decoding"} <= set(texts)
-    assert {"measured, 95 % interval", "extended form", "closed form", "break-even"} <= set(texts)
+    assert {"measured, 95 % interval", "extended form", "closed form", "highest of a form", "break-even"} <= set(texts)
     assert {"1", "2", "4", "8"} <= set(texts)
     assert "demo:draft: best 1.60x at K 2" in texts  # as marked, though K 4 is a little higher
 
 
 def test_without_a_mark_the_highest_is_best(tmp_path: Path) -> None:
     assert "demo:draft: best 1.65x at K 4" in draw(tmp_path, [r | {"best": False} for r in SWEEP])
+
+
+def test_the_hollow_marks_stand_where_each_form_is_highest() -> None:
+    from matplotlib.figure import Figure
+
+    forms = [{"closed_form": c, "extended": e} for c, e in ((1.5, 1.4), (2.0, 1.6), (2.4, 1.9), (2.2, 2.1))]
+    results = [r | {"predicted": p} for r, p in zip(SWEEP, forms, strict=True)]
+    ax = Figure().subplots()
+    _draw_draft(ax, points_of(results)[0.0]["demo:draft"], "#000000", "o", 0.0)
+    marked = {line.get_linestyle(): line.get_xdata()[line.get_markevery()[0]] for line in ax.lines[:2]}
+    assert marked == {"--": 4, "-": 8}
 
 
 def test_a_panel_a_temperature_and_a_line_a_draft(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
     low, high = r["speedup_range"]
     speedup = Text(f"{r['speedup']:.2f}x", style="bold")
     speedup.append(
-        f"  95 % {_interval(r['speedup_ci'])}; by answer {low:.2f} to {high:.2f}; "
+        f"  {_with_interval(r['speedup_ci'], '; ')}by answer {low:.2f} to {high:.2f}; "
         f"with prefill {r['end_to_end_speedup']:.2f}x",
         style="not bold",
     )
@@ -299,6 +299,11 @@ def _caveats(document: dict[str, Any]) -> list[RenderableType]:
 
 def _interval(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def _with_interval(interval: Sequence[float] | None, behind: str) -> str:
+    """`95 % 1.2-1.4` and what follows it; nothing where one answer gives no interval."""
+    return f"95 % {_interval(interval)}{behind}" if interval else ""
 
 
 def _number(value: float | None) -> str:

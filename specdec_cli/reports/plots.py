@@ -200,15 +200,15 @@ def _draw_panel(ax: Axes, temperature: float, by_draft: Mapping[str, Sequence[Po
 
 
 def _draw_draft(ax: Axes, points: Sequence[Point], colour: str, marker: str, aside: float) -> None:
-    end: dict[str, Any] = {"marker": marker, "markevery": [-1], "markerfacecolor": "white", "markersize": 5}
-    forms: list[tuple[str, str, dict[str, Any]]] = [("closed_form", "--", end), ("extended", "-", {})]
-    for form, style, more in forms:
+    hollow: dict[str, Any] = {"marker": marker, "markerfacecolor": "white", "markersize": 5}
+    for form, style in (("closed_form", "--"), ("extended", "-")):
         known = [point for point in points if getattr(point, form) is not None]
         ks = [float(point.k) for point in known]
         heights = [getattr(point, form) for point in known]
         if len(known) == 1:  # a curve of one point cannot be seen
             ks, heights = [ks[0] - 0.15, ks[0] + 0.15], heights * 2
-        ax.plot(ks, heights, style, color=colour, linewidth=1.4, alpha=0.85, **more)
+        highest = {"markevery": [heights.index(max(heights))]} | hollow if len(known) > 1 else {}
+        ax.plot(ks, heights, style, color=colour, linewidth=1.4, alpha=0.85, **highest)
     places = [point.k + aside for point in points]
     # A bootstrap's interval need not hold the figure itself.
     errors = [[max(0.0, p.speedup - p.low) for p in points], [max(0.0, p.high - p.speedup) for p in points]]
@@ -260,6 +260,7 @@ def _explain_lines(figure: Figure, ax: Axes) -> None:
     lines = [
         Line2D([], [], color=QUIET, linestyle="-", linewidth=1.4, label="extended form"),
         Line2D([], [], color=QUIET, linestyle="--", linewidth=1.4, label="closed form"),
+        Line2D([], [], color=QUIET, linestyle="", marker="o", markerfacecolor="white", markersize=5, label="highest of a form"),
         Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="break-even"),
     ]
     figure.legend(handles=[measured, *lines], loc="outside lower left", ncols=4, columnspacing=1.8)
