@@ -244,6 +244,12 @@ def test_the_table_says_what_json_does(specdec: Specdec, options: tuple[str | Pa
     assert "\x1b" not in out
 
 
+def test_one_answer_has_no_interval_and_none_is_announced(specdec: Specdec, options: tuple[str | Path, ...]) -> None:
+    code, out, _ = specdec("bench", *options, "--limit", "1")
+    assert code == 0
+    assert re.search(r"^speedup +\d+\.\d\dx  by answer ", out, re.MULTILINE)
+
+
 @pytest.mark.parametrize("columns", [None, "80", "60"])
 def test_tables_keep_to_the_width(
     specdec: Specdec, options: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch, columns: str | None

@@ -257,13 +257,21 @@ def _explain_lines(figure: Figure, ax: Axes) -> None:
     measured = ax.errorbar(
         nowhere, nowhere, yerr=nowhere, color=QUIET, label="measured, 95 % interval", **_measured("o")
     )
+    hollow: dict[str, Any] = {"linestyle": "", "marker": "o", "markerfacecolor": "white", "markersize": 5}
     lines = [
         Line2D([], [], color=QUIET, linestyle="-", linewidth=1.4, label="extended form"),
         Line2D([], [], color=QUIET, linestyle="--", linewidth=1.4, label="closed form"),
-        Line2D([], [], color=QUIET, linestyle="", marker="o", markerfacecolor="white", markersize=5, label="highest of a form"),
+        Line2D([], [], color=QUIET, **hollow, label="form's best"),
         Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="break-even"),
     ]
-    figure.legend(handles=[measured, *lines], loc="outside lower left", ncols=4, columnspacing=1.8)
+    figure.legend(
+        handles=[measured, *lines],
+        loc="outside lower left",
+        ncols=5,
+        columnspacing=1.0,
+        handlelength=1.7,
+        handletextpad=0.5,
+    )
 
 
 def plot_theory(tokens: Sequence[Curve], speedups: Sequence[Curve], path: Path, *, alpha: float, costs: str) -> None:
