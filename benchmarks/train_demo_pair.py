@@ -16,7 +16,7 @@ Three ideas make two CPU cores enough:
   a CPU without bfloat16 units runs a hundred times slower; here it is float32 and batched by shape.
 
     python benchmarks/train_demo_pair.py                  # continues from the last checkpoint
-    python benchmarks/train_demo_pair.py --compile --bf16 # the same, faster; an hour on two cores with AMX
+    python benchmarks/train_demo_pair.py --compile --bf16 # the same, on a CPU with bfloat16 units
     python benchmarks/train_demo_pair.py --export-only    # write the folders from that checkpoint
 """
 
