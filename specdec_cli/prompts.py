@@ -1,12 +1,14 @@
 """Prompts from an argument, a pipe or a file, and the sets that travel with specdec.
 
 The built-in sets were written for this project: `mixed` for models that chat (seven categories in turn, so that the
-first seven prompts hold one of each), `code` for base models that go on with Python source, such as the demo pair.
+first seven prompts hold one of each), `editing` for the same models (a text and a small change to it, so that the
+answer mostly quotes the prompt), `code` for base models that go on with Python source, such as the demo pair.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +88,20 @@ def builtin_prompts(name: str) -> list[Prompt]:
     if name not in names:
         raise UsageError(f"--prompts {name} is no built-in set; there are: {', '.join(names)}")
     return read_prompts(_SETS / f"{name}.jsonl")
+
+
+def load_prompts(source: str) -> list[Prompt]:
+    """What --prompts names: a built-in set, else a file (`./mixed` is one, whatever the sets are called).
+
+    Raises:
+        UsageError: it is neither, or a file that cannot be read.
+    """
+    names = builtin_names()
+    if source in names:
+        return builtin_prompts(source)
+    if not os.path.exists(source):  # unlike Path's, no error for a prompt's own text, too long for a name
+        raise UsageError(f"--prompts {source} is neither a file nor a built-in set ({', '.join(names)})")
+    return read_prompts(Path(source))
 
 
 def _is_record(line: str) -> bool:

@@ -977,7 +977,7 @@ def test_sampled_peers_obey_the_seed_and_the_warping(checkpoints: Models) -> Non
         (["--compare", "vllm"], "'--compare'"),
         (["--compare", "transformers", "--no-ignore-eos"], "--compare needs --ignore-eos"),
         (["--format", "text"], "'--format'"),
-        (["--prompts", "nowhere.txt"], "--prompts nowhere.txt is neither a file nor a built-in set (code or mixed)"),
+        (["--prompts", "nowhere.txt"], "--prompts nowhere.txt is neither a file nor a built-in set"),
         (["--output", "nowhere/x"], "--output nowhere/x: the folder nowhere does not exist"),
         (["--resume", "nowhere/x"], "--resume nowhere/x: the folder nowhere does not exist"),
         (["--output", "x", "--resume", "./x"], "--output and --resume name the same file"),

@@ -415,7 +415,7 @@ def test_a_model_that_is_not_there_is_one_line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "is neither a file nor a built-in set"),
         (b"", "is empty"),
         (b"one\ncaf\xe9\n", "is not UTF-8 (byte 7)"),
         (b'{"prompt": "one"}\n{"prompt": \n', "line 2 is not JSON"),

@@ -211,3 +211,11 @@ def test_transformers_prompt_lookup_stands_beside_ours(folders: dict[str, Path],
     assert code == 0, err
     peers = [(p["peer"], p["identical"]) for p in json.loads(out)["peers"]]
     assert peers == [("transformers generate", True), ("transformers prompt lookup by ngram", True)]
+
+
+def test_a_built_in_set_is_answered_and_its_quotations_are_marked(specdec: Specdec) -> None:
+    """Prompt lookup on texts that ask their input back, as `--show-draft` shows it."""
+    code, out, err = specdec("generate", "--draft", "ngram", "--prompts", "editing", "--show-draft", "-n", "8")
+    assert code == 0, err
+    assert err.count(" drafted tokens accepted") >= 5
+    assert "‹" in out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from specdec_cli.errors import UsageError
-from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, from_text, read_prompts
+from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, from_text, load_prompts, read_prompts
 
 USER = {"role": "user", "content": "What is it?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -272,6 +273,31 @@ def test_summaries_have_their_text_with_them() -> None:
         assert words < 230
 
 
+def test_the_editing_set_quotes_what_it_asks_back() -> None:
+    """An order that asks for (nearly) all of a text and for nothing else, a blank line, and the text."""
+    prompts = builtin_prompts("editing")
+    assert Counter(prompt.category for prompt in prompts) == {"editing": 7, "extraction": 3}
+    assert "extraction" in {prompt.category for prompt in prompts[:3]}  # a low --limit has both
+    for prompt in prompts:
+        order, text = prompt.turns[0].split("\n\n", 1)
+        assert "\n" not in order
+        assert re.search(r"[Pp]rint the (whole|quotations)|[Pp]rint these (lines|sentences)", order), order
+        assert 600 < len(text) < 1300
+        if re.match(r"(import|class) ", text):
+            compile(text, "prompt", "exec")
+            assert 20 <= len(text.split("\n")) <= 30
+
+
+def test_a_set_goes_by_its_name_and_a_file_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "one\n", "editing")
+    assert load_prompts("editing") == builtin_prompts("editing")
+    assert load_prompts("./editing") == [Prompt(("one",))]
+    for source in ("nowhere", "x" * 5000):
+        with pytest.raises(UsageError, match=r"is neither a file nor a built-in set \(code, editing, mixed\)$"):
+            load_prompts(source)
+
+
 def test_no_two_prompts_are_equal() -> None:
     texts = Counter(prompt.turns for name in builtin_names() for prompt in builtin_prompts(name))
     assert set(texts.values()) == {1}
@@ -279,5 +305,5 @@ def test_no_two_prompts_are_equal() -> None:
 
 @pytest.mark.parametrize("name", ["", "Mixed", "mixed.jsonl", "../prompt_sets/mixed"])
 def test_an_unknown_set_lists_the_known(name: str) -> None:
-    with pytest.raises(UsageError, match=r"is no built-in set; there are: code, mixed$"):
+    with pytest.raises(UsageError, match=r"is no built-in set; there are: code, editing, mixed$"):
         builtin_prompts(name)

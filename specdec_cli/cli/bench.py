@@ -38,7 +38,7 @@ class Peer(StrEnum):
 PromptsOption = Annotated[
     str | None,
     typer.Option(
-        help="FILE of lines or JSONL (Spec-Bench, MT-Bench, HumanEval too), or a built-in set: mixed, code "
+        help="FILE of lines or JSONL (Spec-Bench, MT-Bench, HumanEval too), or a built-in set: mixed, editing, code "
         "(default: code for the demo pair, else mixed).",
         rich_help_panel=MEASUREMENT,
         show_default=False,
@@ -290,7 +290,7 @@ def _measure(
     plot: Path | None = None,
     export: str | None = None,
 ) -> int:
-    from specdec_cli.prompts import builtin_names, builtin_prompts, read_prompts
+    from specdec_cli.prompts import load_prompts
     from specdec_cli.reports.export import check_writable
     from specdec_cli.reports.runs_file import seed_of
 
@@ -353,10 +353,7 @@ def _measure(
     if export is not None and output_format is ReportFormat.jsonl and output is None:
         raise UsageError("--export and --format jsonl both write to stdout: add --output FILE for the lines")
     source = prompts or ("code" if models.target.source.startswith("demo:") else "mixed")
-    names = builtin_names()
-    if source not in names and not Path(source).exists():
-        raise UsageError(f"--prompts {source} is neither a file nor a built-in set ({' or '.join(names)})")
-    todo = builtin_prompts(source) if source in names else read_prompts(Path(source))
+    todo = load_prompts(source)
     o.silence_libraries(quiet)
 
     from specdec_cli.commands import bench as command

@@ -29,8 +29,12 @@ def generate(
         typer.Argument(help="The prompt; '-' or nothing reads it from a pipe.", show_default=False),
     ] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="File of prompts: lines, or JSONL with prompt, messages or turns.", show_default=False),
+        str | None,
+        typer.Option(
+            help="FILE of prompts (lines, or JSONL with prompt, messages or turns), or a built-in set: mixed, editing, "
+            "code.",
+            show_default=False,
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message of the conversation.", show_default=False)] = None,
     raw: Annotated[bool, o.flag("--raw", help="Send the prompt as it is, without the chat template.")] = False,
@@ -79,7 +83,7 @@ def generate(
     quiet: o.QuietOption = False,
 ) -> int:
     """Generate text, exactly as the target alone would, in fewer of its steps."""
-    from specdec_cli.prompts import from_text, read_prompts
+    from specdec_cli.prompts import from_text, load_prompts
     from specdec_cli.reports.export import check_writable
 
     models = o.choose_models(
@@ -110,7 +114,7 @@ def generate(
     if prompts is not None:
         if prompt is not None:
             raise UsageError("a prompt and --prompts are given both: choose one")
-        todo = read_prompts(prompts)
+        todo = load_prompts(prompts)
     elif prompt is None or prompt == "-":
         todo = [from_text(_piped(), " from the pipe")]
     else:

@@ -48,7 +48,7 @@ def pair_check(
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="For --probe: FILE of lines or JSONL, or a built-in set: mixed, code.",
+            help="For --probe: FILE of lines or JSONL, or a built-in set: mixed, editing, code.",
             rich_help_panel=CHECKS,
             show_default=False,
         ),
