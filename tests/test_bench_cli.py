@@ -213,6 +213,12 @@ def test_json_has_every_key_that_scripts_rely_on(specdec: Specdec, options: tupl
     assert (result["prompts"], result["new_tokens"]) == (3, 3 * TOKENS)
     assert len(result["samples"]) == 3
     assert all(sample["new_tokens"] == TOKENS for sample in result["samples"])
+    plain, fast = (
+        [s["new_tokens"] / (s["draft_s"] + s["verify_s"] + s["other_s"]) for s in samples]
+        for samples in (made["baseline_samples"], result["samples"])
+    )
+    assert {(s["arm"], s["k"]) for s in made["baseline_samples"]} == {("none", 0)}
+    assert math.prod(f / p for f, p in zip(fast, plain, strict=True)) ** (1 / 3) == pytest.approx(result["speedup"])
     assert made["settings"]["seed"] == 7
     assert made["settings"]["drafts"][0]["dtype"] == "float32"
     assert made["bandwidth"]["share"] == pytest.approx(made["bandwidth"]["step_bytes"] / 3 / 1e9)

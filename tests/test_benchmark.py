@@ -50,7 +50,7 @@ from specdec_cli.measurement.distribution import SAMPLES, check_first_tokens, le
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.measurement.recommendation import TIE, mark_best, recommend
 from specdec_cli.reports import verdict
-from specdec_cli.settings import SamplingSettings
+from specdec_cli.settings import KChoice, SamplingSettings
 
 GREEDY, SAMPLED = SamplingSettings(temperature=0.0), SamplingSettings(temperature=1.0)
 # SPEC.md's worked example.
@@ -512,8 +512,9 @@ def test_a_peer_is_timed_as_a_whole() -> None:
         clock.now += 40
         return [7] * new_tokens
 
-    run = PeerArm("transformers assisted", 4, 0.0, generate, clock).run(Case(3, 2, "x", (1, 2), 9), 10)
+    run = PeerArm("transformers assisted", "d", 4, 0.0, generate, clock).run(Case(3, 2, "x", (1, 2), 9), 10)
     assert (run.arm, run.k, run.prompt, run.turn, run.category) == ("transformers assisted", 4, 3, 2, "x")
+    assert run.peer_of == "d"
     assert (run.new_tokens, run.end_to_end_tokens_per_s, run.token_ids) == (10, 0.25, (7,) * 10)
 
 
@@ -721,12 +722,14 @@ def test_a_run_survives_json() -> None:
     assert Run.from_record(json.loads(json.dumps(asdict(run)))) == run
 
 
-@pytest.mark.parametrize("change", [{"unheard_of": 1}, {"k": None}])
-def test_a_record_of_another_version_is_refused(change: dict[str, Any]) -> None:
-    record = asdict(counted([step(3, 2)])) | change
-    record = {key: value for key, value in record.items() if value is not None or key == "first_difference"}
-    with pytest.raises(TypeError):
-        Run.from_record(record)
+@pytest.mark.parametrize("missing", ["k", "peer_of"])
+def test_a_record_of_another_version_is_refused(missing: str) -> None:
+    record = asdict(counted([step(3, 2)]))
+    assert Run.from_record(record)
+    with pytest.raises(TypeError, match="unheard_of"):
+        Run.from_record(record | {"unheard_of": 1})
+    with pytest.raises(TypeError, match=missing):
+        Run.from_record({key: value for key, value in record.items() if key != missing})
 
 
 class Sent(Fake):
@@ -755,7 +758,7 @@ def test_a_second_turn_follows_plain_decodings_first_answer_also_after_a_resume(
 
 # ----------------------------------------------------------------------------------------------- results
 def run_of(
-    arm: str, k: int, seconds: float, *, prompt: int = 1, judged: int = 0, accepted: int = 0, **more: Any
+    arm: str, k: KChoice, seconds: float, *, prompt: int = 1, judged: int = 0, accepted: int = 0, **more: Any
 ) -> Run:
     """Ten tokens in so many seconds."""
     whole = {
@@ -818,17 +821,22 @@ def test_peers_are_compared_end_to_end_with_the_arm_of_their_own_kind() -> None:
         run_of("none", 0, 19),
         run_of("d", 4, 9, judged=4),
         run_of("e", 4, 4, judged=4),
-        run_of("transformers generate", 0, 40, prefill_s=0.0),
-        run_of("transformers assisted by d", 4, 30, prefill_s=0.0),
-        run_of("transformers assisted by e", 4, 20, prefill_s=0.0, first_difference=Difference(1, 2, 3, 0.1, True)),
-    ]
+        run_of("d", "auto", 2, judged=4, drafted=8, whole_drafted=8, lengths=((2, 4),)),
+        run_of("transformers generate", 0, 40, prefill_s=0.0, peer_of="none"),
+        run_of("transformers assisted by d", 4, 30, prefill_s=0.0, peer_of="d"),
+        run_of(
+            "transformers assisted by e", 4, 20, prefill_s=0.0, peer_of="e",
+            first_difference=Difference(1, 2, 3, 0.1, True),
+        ),
+    ]  # fmt: skip
     found = {peer["peer"]: peer for peer in summary.peer_results(runs)}
     assert {name: peer["specdec_over_peer"] for name, peer in found.items()} == pytest.approx(
         {"transformers generate": 2.0, "transformers assisted by d": 3.0, "transformers assisted by e": 4.0}
     )
     assert found["transformers generate"]["end_to_end_tokens_per_s"] == pytest.approx(0.25)
     assert [peer["identical"] for peer in found.values()] == [True, True, False]
-    assert [r["draft"] for r in summary.results(runs)] == ["d", "e"]  # a peer is no result
+    # a peer is no result, whatever its name
+    assert [(r["draft"], r["k"]) for r in summary.results(runs)] == [("d", 4), ("d", "auto"), ("e", 4)]
 
 
 # ----------------------------------------------------------------------------------------------- caveats
@@ -897,7 +905,7 @@ def test_too_few_judged_positions_name_the_worst_point() -> None:
     assert f"{ENOUGH_POSITIONS - 1} judged positions (d, K 2)" in found.detail
     assert "few_tokens" not in kinds(caveats(runs(100), []))
     # (a peer tells nothing of acceptance)
-    assert "few_tokens" not in kinds(caveats([*STEADY, run_of("transformers assisted", 4, 1)], []))
+    assert "few_tokens" not in kinds(caveats([*STEADY, run_of("transformers assisted", 4, 1, peer_of="d")], []))
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(None, []), (0.1, []), (0.11, ["shared_cores"])])

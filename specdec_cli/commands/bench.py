@@ -195,7 +195,7 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
         arms += [loop_arm(spec, k, pair) for k in request.settings.ks]
     if request.compare == "transformers":
         plain = transformers_generate(pairs[0], sampling, None)
-        arms.append(PeerArm("transformers generate", 0, temperature, plain, clock))
+        arms.append(PeerArm("transformers generate", NO_DRAFT, 0, temperature, plain, clock))
         for (spec, _), pair in zip(request.drafts, pairs, strict=True):
             if not spec.is_model and spec.prompt_lookup is None:  # transformers has no such source
                 continue
@@ -203,7 +203,7 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
             label += f" by {spec.name}" if len(pairs) > 1 else ""
             for k in (k for k in request.settings.ks if isinstance(k, int)):
                 assisted = transformers_generate(pair, sampling, k, spec.prompt_lookup and spec.prompt_lookup[0])
-                arms.append(PeerArm(label, k, temperature, assisted, clock))
+                arms.append(PeerArm(label, spec.name, k, temperature, assisted, clock))
     return Contest(loop_arm(parse_draft(NO_DRAFT), 0, pairs[0]), arms, sampling)
 
 
@@ -286,6 +286,7 @@ def _document(
     return document(
         **head,
         results=results,
+        baseline_samples=summary.samples(measure.plain_runs(session.runs)),
         recommendation=recommend(results),
         peers=summary.peer_results(session.runs),
         control={"runs": len(session.controls), "drift": drift(session.runs, session.controls)},

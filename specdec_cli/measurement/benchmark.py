@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import islice, zip_longest
 from typing import Any, Protocol
 
@@ -76,6 +76,7 @@ class Run:
         token_ids: what was generated.
         first_difference: at temperature 0, the first token that plain decoding chose otherwise; see `Difference`.
         sources: where several sources took turns, the rounds, drafted and accepted tokens of each.
+        peer_of: of another tool, the draft whose arm it stands beside ("none" for plain decoding); None for specdec's.
     """
 
     arm: str
@@ -105,6 +106,7 @@ class Run:
     token_ids: tuple[int, ...] = ()
     first_difference: Difference | None = None
     sources: dict[str, dict[str, int]] = field(default_factory=dict)
+    peer_of: str | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Run:
@@ -113,6 +115,8 @@ class Run:
         Raises:
             TypeError: a key is missing, or unknown.
         """
+        if missing := {attribute.name for attribute in fields(cls)} - record.keys():
+            raise TypeError(f"a run without {', '.join(sorted(missing))}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
         values["lengths"] = tuple((length, rounds) for length, rounds in values.get("lengths", ()))
         if values.get("first_difference") is not None:
@@ -215,10 +219,12 @@ class PeerArm:
     """Another tool, timed as a whole: what it does inside is not seen.
 
     Attributes:
+        peer_of: the draft whose arm it stands beside; "none" for plain decoding.
         generate: (prompt ids, new tokens, seed) -> the ids generated.
     """
 
     name: str
+    peer_of: str
     k: KChoice
     temperature: float
     generate: Callable[[Sequence[int], int, int], Sequence[int]]
@@ -244,6 +250,7 @@ class PeerArm:
             other_s=0.0,
             rounds=0,
             token_ids=tuple(token_ids),
+            peer_of=self.peer_of,
         )
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from specdec_cli.measurement.benchmark import Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean, outliers
-from specdec_cli.measurement.summary import block, decoding, is_peer
+from specdec_cli.measurement.summary import block, decoding
 from specdec_cli.settings import KChoice
 
 # With fewer, resampling them covers the truth less often than the 95 % it says.
@@ -102,7 +102,7 @@ def _few_answers(runs: Sequence[Run]) -> list[Caveat]:
 def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
     judged: dict[tuple[str, KChoice, float], int] = {}
     for run in runs:
-        if run.k and not is_peer(run.arm):
+        if run.k and run.peer_of is None:
             key = (run.arm, run.k, run.temperature)
             judged[key] = judged.get(key, 0) + sum(run.judged_at)
     if not judged or min(judged.values()) >= ENOUGH_POSITIONS:

@@ -43,12 +43,13 @@ def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One result for each draft, K and temperature over all prompts; then one a category, where there are several.
 
     Args:
-        runs: of whole blocks; each result has its own, without their token ids, as `samples`.
+        runs: of whole blocks; each result has its own as `samples`, see `samples`.
     """
     found = []
     # By draft in the order of the first block, which is not rotated, and by K.
     arms = list(dict.fromkeys(run.arm for run in runs))
-    points = sorted({(arms.index(run.arm), run.k) for run in runs if run.k and not is_peer(run.arm)})
+    tried = {(arms.index(run.arm), run.k) for run in runs if run.k and run.peer_of is None}
+    points = sorted(tried, key=lambda point: (point[0], isinstance(point[1], str), point[1]))
     for temperature in dict.fromkeys(run.temperature for run in runs):
         here = [run for run in runs if run.temperature == temperature]
         categories = sorted({run.category for run in here if run.category})
@@ -68,12 +69,11 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     `identical` says whether their ids are those of specdec's plain decoding; None where both sample.
     """
     found = []
-    for key in dict.fromkeys((run.temperature, run.arm, run.k) for run in runs if is_peer(run.arm)):
+    for key in dict.fromkeys((run.temperature, run.arm, run.k) for run in runs if run.peer_of is not None):
         temperature, name, k = key
         here = [run for run in runs if run.temperature == temperature]
         theirs = [run for run in here if (run.arm, run.k) == (name, k)]
-        draft = name.partition(" by ")[2]  # named where there are several
-        ours = [run for run in here if not is_peer(run.arm) and run.k == k and draft in ("", run.arm)]
+        ours = [run for run in here if run.peer_of is None and (run.arm, run.k) == (theirs[0].peer_of, k)]
         ratios = [end_to_end(block(ours, run)) / run.end_to_end_tokens_per_s for run in theirs if block(ours, run)]
         estimate = geometric_mean(ratios) if ratios else None
         found.append(
@@ -91,9 +91,9 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def is_peer(arm: str) -> bool:
-    """Whether an arm is another tool."""
-    return arm.startswith("transformers ")
+def samples(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Runs as records, without their token ids."""
+    return [{key: value for key, value in asdict(run).items() if key != "token_ids"} for run in runs]
 
 
 def block(runs: Sequence[Run], like: Run) -> list[Run]:
@@ -182,7 +182,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
             "unexplained": sum(not d.near_tie for _, d in differences),
         },
         **({"sources": sources} if (sources := _sources(runs)) else {}),
-        "samples": [_sample(run) for run in runs],
+        "samples": samples(runs),
     }
 
 
@@ -241,7 +241,3 @@ def _predicted(
         "measured_over_closed_form": measured / closed,
         "measured_over_extended": measured / extended,
     }
-
-
-def _sample(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in asdict(run).items() if key != "token_ids"}
