@@ -79,6 +79,7 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
         found.append(
             {
                 "peer": name,
+                "draft": theirs[0].peer_of,
                 "k": k,
                 "temperature": temperature,
                 "end_to_end_tokens_per_s": geometric_mean([run.end_to_end_tokens_per_s for run in theirs]).value,
