@@ -10,6 +10,12 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.sampling import logits_to_probs
+from specdec_cli.decoding.stopping import Stopping
+from specdec_cli.drafters.base import Drafter
+from specdec_cli.settings import SamplingSettings
+
 # Seeds are fixed, so a test passes or fails for good; a right sampler fails one in ten thousand choices of seed.
 SIGNIFICANCE = 1e-4
 
@@ -41,6 +47,7 @@ class BagModel:
 
     A stale or a missing cache entry changes them by whole units, so that a fault in the loop's bookkeeping shows in
     the distribution. It costs microseconds, which lets tests draw tens of thousands of samples through the real loop.
+    It reads trees too.
     """
 
     device = torch.device("cpu")
@@ -69,7 +76,57 @@ class BagModel:
         assert 0 <= num_tokens <= len(self._ids)
         del self._ids[len(self._ids) - num_tokens :]
 
+    def require_trees(self, asked_by: str) -> None:
+        """It can."""
+
+    def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+        ids, of = token_ids.tolist(), parents.tolist()
+        paths = [[*self._ids, ids[0]]]
+        for token, parent in zip(ids[1:], of, strict=True):
+            paths.append([*paths[parent + 1], token])
+        assert max(map(len, paths)) <= self.max_length, "a branch ran past the context"
+        self._ids += ids
+        return torch.stack([self.logits(path) for path in paths])
+
+    def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
+        block = self._ids[len(self._ids) - num_tokens :]
+        self._ids[len(self._ids) - num_tokens :] = [block[place] for place in path]
+
     def logits(self, ids: Sequence[int]) -> Tensor:
         """[vocab_size], the recent tokens weighing more than the old."""
         decay = 0.6 ** torch.arange(len(ids) - 1, -1, -1, dtype=torch.float32)
         return decay @ self._weights[list(ids)]
+
+
+def exact_triples(model: BagModel, prompt: Sequence[int], sampling: SamplingSettings) -> dict[tuple[int, ...], float]:
+    """Probability of every first three tokens, by enumeration of the plain target."""
+
+    def row(ids: list[int]) -> list[float]:
+        return logits_to_probs(model.logits(ids)[None], sampling, torch.tensor([ids]))[0].tolist()
+
+    exact = {}
+    size = range(model.vocab_size)
+    for a, p in enumerate(row([*prompt])):
+        if not p:
+            continue
+        for b, q in enumerate(row([*prompt, a])):
+            if q:
+                last = row([*prompt, a, b])
+                exact |= {(a, b, c): p * q * last[c] for c in size if last[c]}
+    return exact
+
+
+def sampled_triples(
+    target: BagModel, drafter: Drafter, prompt: Sequence[int], sampling: SamplingSettings, k: int, number: int
+) -> list[tuple[int, ...]]:
+    """First three tokens of many generations, each with a seed of its own and room for whole blocks."""
+    triples = []
+    for seed in range(number):
+        generation = Generation(
+            target, drafter, prompt, num_draft_tokens=k, sampling=sampling, stopping=Stopping(16), seed=seed
+        )
+        for _ in generation:
+            if len(generation.token_ids) >= 3:
+                break
+        triples.append(tuple(generation.token_ids[:3]))
+    return triples

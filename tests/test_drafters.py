@@ -440,8 +440,8 @@ class Scripted:
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
         return Draft(torch.tensor(self.drafts.pop(0), dtype=torch.long))
 
-    def observe(self, num_accepted: int) -> None:
-        self.told.append(num_accepted)
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
+        self.told.append((num_accepted, *predictions) if predictions else num_accepted)
 
 
 def test_the_first_part_with_a_guess_drafts_and_only_those_asked_are_told() -> None:

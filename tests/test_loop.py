@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
-from laws import SIGNIFICANCE, BagModel, chi_square_p
+from laws import SIGNIFICANCE, BagModel, chi_square_p, exact_triples, sampled_triples
 from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
-from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
 from specdec_cli.drafters.draft_model import DraftModel
@@ -67,46 +66,12 @@ SETTINGS = [
 ]
 
 
-def exact_triples(model: BagModel, sampling: SamplingSettings) -> dict[tuple[int, ...], float]:
-    """Probability of every first three tokens, by enumeration of the plain target."""
-
-    def row(ids: list[int]) -> list[float]:
-        return logits_to_probs(model.logits(ids)[None], sampling, torch.tensor([ids]))[0].tolist()
-
-    exact = {}
-    size = range(model.vocab_size)
-    for a, p in enumerate(row(PROMPT)):
-        if not p:
-            continue
-        for b, q in enumerate(row([*PROMPT, a])):
-            if q:
-                last = row([*PROMPT, a, b])
-                exact |= {(a, b, c): p * q * last[c] for c in size if last[c]}
-    return exact
-
-
-def sampled_triples(
-    target: BagModel, drafter: Drafter, sampling: SamplingSettings, k: int, number: int
-) -> list[tuple[int, ...]]:
-    """First three tokens of many generations, each with a seed of its own and room for whole blocks."""
-    triples = []
-    for seed in range(number):
-        generation = Generation(
-            target, drafter, PROMPT, num_draft_tokens=k, sampling=sampling, stopping=Stopping(16), seed=seed
-        )
-        for _ in generation:
-            if len(generation.token_ids) >= 3:
-                break
-        triples.append(tuple(generation.token_ids[:3]))
-    return triples
-
-
 @pytest.mark.parametrize(("sampling", "k"), SETTINGS, ids=str)
 def test_output_is_distributed_as_the_targets(sampling: SamplingSettings, k: int) -> None:
     """Symptom 6: a draft that disagrees, judged for its warped distribution; three tokens cross a round's border."""
     target, draft = BagModel(6, seed=1), BagModel(6, seed=2)
-    triples = sampled_triples(target, DraftModel(draft, sampling), sampling, k, 3_000)
-    exact = exact_triples(target, sampling)
+    triples = sampled_triples(target, DraftModel(draft, sampling), PROMPT, sampling, k, 3_000)
+    exact = exact_triples(target, PROMPT, sampling)
     assert set(triples) <= set(exact)
     assert chi_square_p(triples, exact) > SIGNIFICANCE
 
@@ -123,8 +88,8 @@ class GreedyButClaimsOtherwise(DraftModel):
 def test_a_draft_that_lies_about_its_distribution_is_caught() -> None:
     sampling = SamplingSettings(temperature=1.0)
     target, draft = BagModel(6, seed=1), BagModel(6, seed=2)
-    triples = sampled_triples(target, GreedyButClaimsOtherwise(draft, sampling), sampling, 2, 3_000)
-    assert chi_square_p(triples, exact_triples(target, sampling)) < 1e-9
+    triples = sampled_triples(target, GreedyButClaimsOtherwise(draft, sampling), PROMPT, sampling, 2, 3_000)
+    assert chi_square_p(triples, exact_triples(target, PROMPT, sampling)) < 1e-9
 
 
 class Fixed:
@@ -140,14 +105,14 @@ class Fixed:
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
         return Draft(self.guesses[:num_draft_tokens])
 
-    def observe(self, num_accepted: int) -> None: ...
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None: ...
 
 
 def test_a_deterministic_drafter_keeps_the_distribution() -> None:
     sampling = SamplingSettings(temperature=1.0)
     target = BagModel(6, seed=1)
-    triples = sampled_triples(target, Fixed([2, 2, 5]), sampling, 3, 3_000)
-    assert chi_square_p(triples, exact_triples(target, sampling)) > SIGNIFICANCE
+    triples = sampled_triples(target, Fixed([2, 2, 5]), PROMPT, sampling, 3, 3_000)
+    assert chi_square_p(triples, exact_triples(target, PROMPT, sampling)) > SIGNIFICANCE
 
 
 # --------------------------------------------------------------------------------------- bookkeeping
@@ -352,9 +317,15 @@ with FakeTensorMode(allow_non_fake_inputs=True):
     ids = torch.empty(3, dtype=torch.long, device="pretend:1")
     for probs in (None, torch.empty(3, 30, device="pretend:1")):
         for sampling in SAMPLINGS[:2]:
-            packed = loop._judge(logits, Draft(ids, probs), ids.to(logits.device), sampling, None, None)
+            draft = Draft(ids, probs)
+            packed = loop._judge(logits, draft.on(logits.device), sampling, None, None)
             assert packed.device == logits.device and packed.shape == (3 + 4 * 3,)
-            refused(loop._judge, logits, Draft(ids, probs), ids, sampling, None, None)
+            refused(loop._judge, logits, draft, sampling, None, None)
+    for sampling in SAMPLINGS[:2]:
+        tree = Draft(ids, parents=ids, wants_predictions=True)
+        packed = loop._judge(logits, tree.on(logits.device), sampling, None, None)
+        assert packed.device == logits.device and packed.shape == (1 + 3 * 3 + 2 * 4,)
+        refused(loop._judge, logits, tree, sampling, None, None)
 """
 
 # Values cannot be carried to a device that does not exist, nor back, nor drawn there: the host's side of these three
@@ -366,10 +337,10 @@ def tensor(data, dtype=None, device="cpu"):
     host = as_host(data, dtype=dtype)
     return torch.empty(host.shape, dtype=host.dtype, device=device)
 
-def unpack(packed):
-    drafted = (len(packed) - 3) // 4
+def unpack(packed, draft, most):
+    drafted = len(draft.token_ids)
     transfers.append(packed.device)
-    return list(range(drafted)), drafted // 2, 7, [(0.5,) * drafted] * 3
+    return loop._Judged(list(range(drafted)), drafted // 2, 7, *[(0.5,) * drafted] * 3, [])
 
 class Generator:
     def __init__(self, device):

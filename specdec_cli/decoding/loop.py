@@ -2,7 +2,8 @@
 
 Invariant between rounds: every committed token but the last is in the target's cache, and nothing else is. A round
 feeds [last, draft...] to the target in one pass, judges all drafted tokens at once, commits 1 to K + 1 tokens and cuts
-the cache back to the invariant. With a drafter that proposes nothing, this is plain decoding.
+the cache back to the invariant. With a drafter that proposes nothing, this is plain decoding. A draft may be a tree
+(see `specdec_cli.decoding.tree`): then the round keeps one path of it, K tokens at most.
 
 What comes back from the device each round is one small tensor (see `_judge`).
 """
@@ -13,16 +14,18 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_cli.decoding.acceptance import Verdict, verify
+from specdec_cli.decoding.acceptance import verify
 from specdec_cli.decoding.draft_length import DraftLength, Fixed, Outcome
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.stopping import FinishReason, Stopping
+from specdec_cli.decoding.tree import Tree, ancestors, verify_tree
 from specdec_cli.drafters.base import Context, Draft, Drafter
 from specdec_cli.errors import SpecdecError
 from specdec_cli.settings import SamplingSettings
@@ -39,16 +42,19 @@ class Step:
         token_ids: what the round added to the text, after end tokens, stop strings and limits.
         provenance: for each of these, whether it was drafted and accepted, or the target's own: recovered after a
             rejection, bonus after a full accept, plain where nothing had been drafted.
-        draft_token_ids: what was proposed.
+        draft_token_ids: what was proposed. Of a tree, the branch that was judged: the accepted path, continued by the
+            first child on and on where it ended in a rejection; so alpha and all else counts positions, not tokens.
         num_accepted: how many of those the rule accepted, before any trimming.
         target_probs, draft_probs: of each drafted token.
-        overlap: of each drafted position, sum min(target_probs, draft_probs) over the vocabulary.
+        overlap: of each drafted position, sum min(target_probs, draft_probs) over the vocabulary; of a tree, the
+            probability that one of the guesses for that position, behind the ones before it, is accepted.
         draft_s, verify_s, other_s: seconds proposing; in the target's pass; and in the rest of the round.
         finish_reason: set on the last round.
         withdrawn: tokens of earlier rounds that a stop string took back.
         num_draft_tokens: K of this round, as it was asked for.
         cut: the round was shortened by the end of the text or a limit, so its counts say nothing about acceptance.
         source: which of several sources drafted; empty where there is one, or none had a guess.
+        tree: everything that was drafted, where that was a tree.
     """
 
     token_ids: tuple[int, ...]
@@ -66,6 +72,7 @@ class Step:
     num_draft_tokens: int = 0
     cut: bool = False
     source: str = ""
+    tree: Tree | None = None
 
 
 class Generation:
@@ -150,24 +157,24 @@ class Generation:
         started = clock()
         draft = self._drafter.propose(Context(self._committed), num_draft_tokens, self._draft_generator)
         proposed = clock()
-        block = torch.tensor(self._committed[-1:], device=target.device)
-        draft_ids = draft.token_ids.to(target.device)
-        logits = target.forward(torch.cat([block, draft_ids]), num_logits=len(draft_ids) + 1)
+        draft = draft.on(target.device)
+        block = torch.cat([torch.tensor(self._committed[-1:], device=target.device), draft.token_ids])
+        if draft.parents is None:
+            logits = target.forward(block, num_logits=len(block))
+        else:
+            logits = target.forward_tree(block, draft.parents)
         verified = clock()
-        packed = _judge(
-            logits,
-            draft,
-            draft_ids,
-            self._sampling,
-            self._prefix(draft_ids),
-            self._generator,
-            self._simulated_acceptance,
-        )
-        drafted, num_accepted, next_token_id, figures = _unpack(packed)
-        target.roll_back(len(drafted) - num_accepted)
-        self._drafter.observe(num_accepted)
+        prefix = self._prefix(draft)
+        packed = _judge(logits, draft, self._sampling, prefix, self._generator, self._simulated_acceptance)
+        judged = _unpack(packed, draft, num_draft_tokens)
+        drafted, num_accepted = judged.drafted, judged.num_accepted
+        if judged.path is None:
+            target.roll_back(len(drafted) - num_accepted)
+        else:
+            target.keep_path(len(block), [0, *(place + 1 for place in judged.path)])
+        self._drafter.observe(num_accepted, judged.predictions)
 
-        emitted = [*drafted[:num_accepted], next_token_id]
+        emitted = [*drafted[:num_accepted], judged.next_token_id]
         last: Provenance = "plain" if not drafted else "bonus" if num_accepted == len(drafted) else "recovered"
         provenance = (*num_accepted * _ACCEPTED, last)
         self._committed += emitted
@@ -185,9 +192,9 @@ class Generation:
             provenance=provenance[:kept],
             draft_token_ids=tuple(drafted),
             num_accepted=num_accepted,
-            target_probs=figures[0],
-            draft_probs=figures[1],
-            overlap=figures[2],
+            target_probs=judged.target_probs,
+            draft_probs=judged.draft_probs,
+            overlap=judged.overlap,
             draft_s=draft_s,
             verify_s=verify_s,
             other_s=other_s,
@@ -196,18 +203,19 @@ class Generation:
             num_draft_tokens=wanted,
             cut=cut,
             source=draft.source,
+            tree=judged.tree,
         )
 
-    def _prefix(self, draft_ids: Tensor) -> Tensor | None:
+    def _prefix(self, draft: Draft) -> Tensor | None:
         if self._sampling.repetition_penalty == 1.0:
             return None
-        return prefix_matrix(torch.tensor(self._committed, device=draft_ids.device), draft_ids)
+        seen = None if draft.parents is None else ancestors(draft.parents)
+        return prefix_matrix(torch.tensor(self._committed, device=self._target.device), draft.token_ids, seen)
 
 
 def _judge(
     logits: Tensor,
     draft: Draft,
-    draft_ids: Tensor,
     sampling: SamplingSettings,
     prefix: Tensor | None,
     generator: torch.Generator,
@@ -218,15 +226,40 @@ def _judge(
     Ids survive float32 up to 2^24, far above any vocabulary.
     """
     target_probs = logits_to_probs(logits, sampling, prefix)
-    draft_probs = None if draft.probs is None else draft.probs.to(logits.device)
-    verdict: Verdict = verify(target_probs, draft_probs, draft_ids, generator, simulated_acceptance)
-    scalars = torch.stack([verdict.num_accepted.float(), verdict.next_token_id.float(), logits.amax()])
-    parts = (scalars, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
-    return torch.cat([part.float() for part in parts])
+    draft_ids, parents = draft.token_ids, draft.parents
+    parts: tuple[Tensor, ...]
+    if parents is None:
+        verdict = verify(target_probs, draft.probs, draft_ids, generator, simulated_acceptance)
+        ends = torch.stack([verdict.num_accepted, verdict.next_token_id])
+        parts = (ends, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
+    else:
+        parts = (draft_ids, parents, *verify_tree(target_probs, draft_ids, parents, generator, simulated_acceptance))
+    if draft.wants_predictions:
+        parts = (*parts, target_probs.argmax(-1))
+    return torch.cat([part.float() for part in (logits.amax()[None], *parts)])
 
 
-def _unpack(packed: Tensor) -> tuple[list[int], int, int, list[tuple[float, ...]]]:
-    """The round's one transfer: drafted ids, how many were accepted, the next id, three figures a drafted token.
+class _Judged(NamedTuple):
+    """What became of one block, on the host; names as in `Step`."""
+
+    drafted: list[int]
+    num_accepted: int
+    next_token_id: int
+    target_probs: tuple[float, ...]
+    draft_probs: tuple[float, ...]
+    overlap: tuple[float, ...]
+    predictions: list[int]  # as the draft wants them
+    tree: Tree | None = None
+    path: list[int] | None = None  # places of a tree's accepted tokens
+
+
+def _unpack(packed: Tensor, draft: Draft, most: int) -> _Judged:
+    """The round's one transfer.
+
+    Args:
+        packed: what `_judge` made.
+        draft: of the block.
+        most: tokens of a tree that may be accepted.
 
     Raises:
         SpecdecError: a logit of the target, or a probability of the draft, is not a number.
@@ -237,6 +270,30 @@ def _unpack(packed: Tensor) -> tuple[list[int], int, int, list[tuple[float, ...]
             "the models' logits are not numbers: use --dtype float32 (float16 overflows in some models), or "
             "download the weights again"
         )
-    num_drafted = (len(values) - 3) // 4
-    rows = [values[3 + i * num_drafted : 3 + (i + 1) * num_drafted] for i in range(4)]
-    return [int(i) for i in rows[0]], int(values[0]), int(values[1]), [tuple(row) for row in rows[1:]]
+    num_drafted = len(draft.token_ids)
+    rest = iter(values[1:])
+
+    def ids(number: int) -> list[int]:
+        return [int(value) for value in islice(rest, number)]
+
+    def figures() -> tuple[float, ...]:
+        return tuple(islice(rest, num_drafted))
+
+    if draft.parents is None:
+        num_accepted, next_token_id = ids(2)
+        return _Judged(ids(num_drafted), num_accepted, next_token_id, figures(), figures(), figures(), ids(len(values)))
+    tree = Tree(tuple(ids(num_drafted)), tuple(ids(num_drafted)))
+    drawn, target_probs = ids(num_drafted + 1), figures()
+    path = tree.walk(drawn, most)
+    branch = tree.branch(path, most)
+    return _Judged(
+        drafted=[tree.token_ids[place] for place in branch],
+        num_accepted=len(path),
+        next_token_id=drawn[path[-1] + 1 if path else 0],
+        target_probs=tuple(target_probs[place] for place in branch),
+        draft_probs=(1.0,) * len(branch),
+        overlap=tree.overlap(branch, target_probs),
+        predictions=ids(len(values)),
+        tree=tree,
+        path=path,
+    )

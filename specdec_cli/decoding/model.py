@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class CachedModel(Protocol):
-    """A causal language model with its cache. Implemented by `specdec_cli.runtime.kv_cache`."""
+class ChainModel(Protocol):
+    """A causal language model with its cache: what a draft model must be."""
 
     @property
     def device(self) -> torch.device:
@@ -44,4 +45,32 @@ class CachedModel(Protocol):
 
     def roll_back(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` (0 or more) tokens. Call it after every block, also with 0."""
+        ...
+
+
+class CachedModel(ChainModel, Protocol):
+    """One that also reads trees, as targets do. Implemented by `specdec_cli.runtime.kv_cache`."""
+
+    def require_trees(self, asked_by: str) -> None:
+        """Call it before the first tree, on an empty cache; leaves it empty.
+
+        Raises:
+            IncompatiblePairError: the model cannot read trees; names `asked_by`, the option that wants them.
+        """
+        ...
+
+    def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+        """Append a token and a tree behind it; [num_tree_tokens + 1, vocab_size] float32 logits after each of them.
+
+        A token of the tree sees what was cached before, the first token, its ancestors and itself, and stands as many
+        positions behind the first token as it is deep. Call `keep_path` before anything else is read.
+
+        Args:
+            token_ids: [num_tree_tokens + 1], the first token and the tree.
+            parents: [num_tree_tokens] int64, see `specdec_cli.decoding.tree`.
+        """
+        ...
+
+    def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
+        """Of the last `num_tokens` tokens keep those at the places `path`, from 0 and ascending; forget the others."""
         ...

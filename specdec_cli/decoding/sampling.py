@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_cli.settings import SamplingSettings
 
@@ -74,23 +75,26 @@ def sample(probs: Tensor, generator: torch.Generator) -> Tensor:
     return ids.clamp(max=probs.shape[-1] - 1)  # a row of NaN points behind the end; the loop reports it
 
 
-def prefix_matrix(committed_ids: Tensor, draft_ids: Tensor) -> Tensor:
+def prefix_matrix(committed_ids: Tensor, draft_ids: Tensor, seen: Tensor | None = None) -> Tensor:
     """The ids before each position of a verify pass over `draft_ids`.
 
-    Row i holds the committed ids and the first i drafted ones; what is not yet drafted there repeats the last
-    committed id, which a repetition penalty has counted anyway.
+    A row holds the committed ids and the drafted ones that stand before its position: row i the first i of a chain,
+    row i of a tree the (i - 1)th token and its ancestors. What does not stand there repeats the last committed id,
+    which a repetition penalty has counted anyway.
 
     Args:
         committed_ids: [length], at least one id.
         draft_ids: [num_draft_tokens].
+        seen: [num_draft_tokens, num_draft_tokens] bool, a tree's `ancestors`; None for a chain.
 
     Returns:
         [num_draft_tokens + 1, length + num_draft_tokens] int64.
     """
-    rows = draft_ids.shape[0] + 1
-    seen = torch.ones(rows, draft_ids.shape[0], dtype=torch.bool, device=draft_ids.device).tril(-1)
-    block = torch.where(seen, draft_ids, committed_ids[-1])
-    return torch.cat([committed_ids.expand(rows, -1), block], dim=-1)
+    num_drafted = draft_ids.shape[0]
+    if seen is None:
+        seen = torch.ones(num_drafted, num_drafted, dtype=torch.bool, device=draft_ids.device).tril()
+    block = torch.where(pad(seen, (0, 0, 1, 0)), draft_ids, committed_ids[-1])
+    return torch.cat([committed_ids.expand(num_drafted + 1, -1), block], dim=-1)
 
 
 def _penalise_repetition(logits: Tensor, prefix_ids: Tensor, penalty: float) -> Tensor:

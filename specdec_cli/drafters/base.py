@@ -7,13 +7,13 @@ it has, and a drafter never knows how its guesses are judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import CachedModel, ChainModel
 from specdec_cli.settings import SamplingSettings
 
 
@@ -36,14 +36,28 @@ class Draft:
         token_ids: [num_draft_tokens] int64 on the drafter's device; may be shorter than asked for, or empty.
         probs: [num_draft_tokens, vocab_size] float32, the distributions that the ids were sampled from; None
             for a deterministic drafter, whose distribution is one-hot.
-        parents: None for a chain. Room for a tree: the index of each token's parent, -1 for the root.
+        parents: [num_draft_tokens] int64, the place of each token's parent, see `specdec_cli.decoding.tree`; None for
+            a chain. A tree is deterministic, and what of it lies deeper than was asked for is read, never accepted.
         source: which of several sources guessed, as records name it; empty where there is one.
+        wants_predictions: see `Drafter.observe`.
     """
 
     token_ids: Tensor
     probs: Tensor | None = None
     parents: Tensor | None = None
     source: str = ""
+    wants_predictions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parents is not None and self.probs is not None:
+            raise ValueError("the tokens of a tree are guesses, not samples: leave probs out")
+
+    def on(self, device: torch.device) -> Draft:
+        """The same, on that device."""
+        if self.token_ids.device == device:
+            return self
+        probs, parents = (None if part is None else part.to(device) for part in (self.probs, self.parents))
+        return replace(self, token_ids=self.token_ids.to(device), probs=probs, parents=parents)
 
 
 class Drafter(Protocol):
@@ -69,8 +83,14 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, num_accepted: int) -> None:
-        """Learn how many tokens of the last draft were kept, and forget the others."""
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
+        """Learn how many tokens of the last draft were kept, and forget the others.
+
+        Args:
+            num_accepted: of a tree, the length of the path that was kept.
+            predictions: where the draft wants them, the target's most likely token behind the last committed one, then
+                behind each drafted one.
+        """
         ...
 
 
@@ -79,7 +99,7 @@ class DrafterParts:
     """What a drafter can be made of; each takes what it needs.
 
     Attributes:
-        target: whose next tokens are guessed.
+        target: whose next tokens are guessed; a drafter of trees calls its `require_trees` when it is made.
         draft: the model that --draft names; None where it names none.
         sampling: how the target's logits are warped.
         draft_stop: a chain of sampled tokens ends behind one that its model gave less than this probability (before
@@ -89,9 +109,9 @@ class DrafterParts:
     """
 
     target: CachedModel
-    draft: CachedModel | None
+    draft: ChainModel | None
     sampling: SamplingSettings
-    early_exit: Callable[[int], CachedModel]
+    early_exit: Callable[[int], ChainModel]
     draft_stop: float = 0.0
 
     @property

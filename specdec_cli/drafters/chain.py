@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import ChainModel
 from specdec_cli.decoding.sampling import logits_to_probs, sample
 from specdec_cli.drafters.base import Draft
 from specdec_cli.settings import SamplingSettings
 
 
 def sample_chain(
-    model: CachedModel,
+    model: ChainModel,
     committed_ids: Sequence[int],
     num_draft_tokens: int,
     sampling: SamplingSettings,

@@ -44,7 +44,9 @@ class Composition:
                 return replace(draft, source=name)
         return draft
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """Tell those that were asked: the last of them drafted, the others' drafts were empty."""
-        for part in self._asked:
-            part.observe(num_accepted if part is self._asked[-1] else 0)
+        for part in self._asked[:-1]:
+            part.observe(0)
+        for part in self._asked[-1:]:
+            part.observe(num_accepted, predictions)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import ChainModel
 from specdec_cli.drafters.base import Context, Draft, DrafterParts
 from specdec_cli.drafters.chain import sample_chain
 from specdec_cli.settings import SamplingSettings
@@ -25,7 +25,7 @@ class DraftModel:
         draft_stop: see `sample_chain`.
     """
 
-    def __init__(self, model: CachedModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
+    def __init__(self, model: ChainModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
         self._model = model
         self._sampling = sampling
         self._draft_stop = draft_stop
@@ -50,7 +50,7 @@ class DraftModel:
             self._model, context.token_ids, num_draft_tokens, self._sampling, generator, self._draft_stop
         )
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """Drop the cached entries of tokens that were rejected."""
         # The last drafted token was never fed, so after a full accept there is nothing to drop; roll back all the
         # same, since sliding-window caches trim themselves there.

@@ -7,11 +7,11 @@ from its first few layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import ChainModel
 from specdec_cli.drafters.base import Context, Draft, DrafterParts
 from specdec_cli.drafters.chain import sample_chain
 from specdec_cli.settings import SamplingSettings
@@ -26,7 +26,7 @@ class EarlyExit:
         draft_stop: see `sample_chain`.
     """
 
-    def __init__(self, model: CachedModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
+    def __init__(self, model: ChainModel, sampling: SamplingSettings, draft_stop: float = 0.0) -> None:
         self._model = model
         self._sampling = sampling
         self._draft_stop = draft_stop
@@ -47,7 +47,7 @@ class EarlyExit:
         model.roll_back(model.length - before)
         return draft
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """The target rolls its cache back itself."""
 
 

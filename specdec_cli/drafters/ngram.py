@@ -50,7 +50,7 @@ class NgramDrafter:
             place += 1
         return Draft(torch.tensor(copied, dtype=torch.long, device=self.device))
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """Nothing to forget: only what is committed was indexed."""
 
     def _index(self, ids: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ against, with the same cache, the same warping and the same counting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ class NoDrafter:
         """An empty draft."""
         return self._nothing
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """Nothing to learn."""
 
 

@@ -54,7 +54,7 @@ class SuffixDrafter:
             tokens = tokens[: tokens.index(BREAK)]
         return Draft(torch.tensor(tokens, dtype=torch.long, device=self.device))
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         """Nothing to forget: only what is committed was read."""
 
     def _learn(self, ids: Sequence[int]) -> None:

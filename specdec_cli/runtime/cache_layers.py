@@ -51,6 +51,13 @@ class _Buffer:
             tensor[:, :, self.end : end] = states
         self.end = end
 
+    def keep(self, num_tokens: int, path: Tensor) -> None:
+        """Of the last `num_tokens` entries, move those at the places `path` to the front and forget the others."""
+        first = self.end - num_tokens
+        self.end = first + len(path)
+        for tensor in self._tensors:
+            tensor[:, :, first : self.end] = tensor[:, :, first + path]
+
     def last(self, length: int) -> tuple[Tensor, Tensor]:
         """Views of the last `length` entries."""
         keys, values = self._tensors
@@ -97,6 +104,10 @@ class BufferedLayer(DynamicLayer):
         """Forget the last -`tokens_to_remove` tokens."""
         if self.is_initialized:
             self._buffer.end += tokens_to_remove
+
+    def keep(self, num_tokens: int, path: Tensor) -> None:
+        """Of the last `num_tokens` tokens keep those at the places `path`, [n] int64, and forget the others."""
+        self._buffer.keep(num_tokens, path)
 
 
 class BufferedSlidingLayer(DynamicSlidingWindowLayer):

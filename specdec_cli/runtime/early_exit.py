@@ -21,7 +21,7 @@ REMEDY = "leave --draft early-exit out"
 
 
 class EarlyExitModel:
-    """A `specdec_cli.decoding.model.CachedModel`.
+    """A `specdec_cli.decoding.model.ChainModel`.
 
     Args:
         target: its weights and cache are used.

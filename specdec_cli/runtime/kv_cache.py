@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.cache_layers import buffered_cache
 from specdec_cli.runtime.cut_head import CutHead
+from specdec_cli.runtime.trees import tree_inputs, why_no_trees
 
 UNLIMITED = 2**31 - 1
 
@@ -82,12 +84,19 @@ class TransformersModel:
         self.length += token_ids.shape[0]
         return logits
 
-    def logits_of(self, model: Any, cache: Any, token_ids: Tensor, num_logits: int) -> Tensor:
+    def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+        """Append a token and a tree behind it; [num_tree_tokens + 1, vocab_size] float32 logits after each of them."""
+        inputs = tree_inputs(self._model, parents, self.length)
+        logits = self.logits_of(self._model, self._cache, token_ids, len(token_ids), **inputs)
+        self.length += token_ids.shape[0]
+        return logits
+
+    def logits_of(self, model: Any, cache: Any, token_ids: Tensor, num_logits: int, **inputs: Tensor) -> Tensor:
         """One pass of this model, or of a part of it, over some cache, as `forward` returns it."""
         if self._num_rows < self.vocab_size:
             # A token that only the target has: the draft reads another in its place, which costs a guess at most.
             token_ids = token_ids.clamp(max=self._num_rows - 1)
-        output = model(input_ids=token_ids[None], cache=cache, use_cache=True, logits_to_keep=num_logits)
+        output = model(input_ids=token_ids[None], cache=cache, use_cache=True, logits_to_keep=num_logits, **inputs)
         logits = output.logits[0, :, : self.vocab_size].float()
         if self._cut_head is not None:  # once more: see there
             logits = logits.masked_fill(self._cut_head.outside[: logits.shape[-1]], -torch.inf)
@@ -103,6 +112,28 @@ class TransformersModel:
         if self.length:  # an empty sliding layer cannot be cut, not even by 0
             self._cache.crop(-num_tokens)
         self.length -= num_tokens
+
+    def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
+        """Of the last `num_tokens` tokens keep those at the places `path`, from 0 and ascending; forget the others."""
+        if list(path) == list(range(len(path))):  # they stand where they belong
+            self.roll_back(num_tokens - len(path))
+            return
+        places = torch.tensor(path, device=self.device)
+        for layer in self._cache.layers:
+            layer.keep(num_tokens, places)
+        self.length += len(path) - num_tokens
+
+    def require_trees(self, asked_by: str) -> None:
+        """Refuse a model that cannot read trees, before anything is generated.
+
+        Raises:
+            IncompatiblePairError: naming `asked_by`, the option that wants them.
+        """
+        reason = why_no_trees(self)
+        if reason is not None:
+            raise IncompatiblePairError(
+                f"{asked_by}: the target cannot read drafts that branch: {reason}; choose another source of drafts"
+            )
 
     @torch.inference_mode()
     def _check_roll_back(self, role: str) -> None:
