@@ -77,7 +77,7 @@ def test_a_rounded_layer_computes_what_its_codes_stand_for(how: str, shape: tupl
     weight = torch.randn(shape, generator=generator)
     meant = dequantized(weight, how)
     for bias in (None, torch.randn(shape[0], generator=generator)):
-        layer = q.KINDS[how](weight, bias)
+        layer = q.KINDS[how].rounded(weight, bias)
         for rows in (1, 3, 5, 9):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 # Values that bfloat16 holds, so that the reference starts from the same.
@@ -112,8 +112,90 @@ def test_codes_are_within_half_a_step_of_the_weights(how: str) -> None:
 def test_weights_that_are_all_alike(how: str, value: float) -> None:
     weight = torch.full((16, 64), value)
     assert torch.allclose(dequantized(weight, how).float(), weight, rtol=2**-8, atol=1e-30)
-    out = q.KINDS[how](weight, None)(torch.ones(1, 64))
+    out = q.KINDS[how].rounded(weight, None)(torch.ones(1, 64))
     assert torch.allclose(out, torch.full((1, 16), 64 * value), rtol=2**-7, atol=1e-28)
+
+
+@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("shape", [(64, 64), (130, 40), (1, 33), (4200, 300)], ids=lambda s: f"{s[0]}x{s[1]}")
+def test_many_rows_of_input_give_what_few_give(how: str, shape: tuple[int, int]) -> None:
+    """On both sides of where the weights are unpacked for an ordinary product, which rounds each of them once more."""
+    generator = torch.Generator().manual_seed(shape[1])
+    weight, bias = torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator)
+    layer = q.KINDS[how].rounded(weight, bias)
+    states = torch.randn(layer.many_rows, shape[1], generator=generator).bfloat16()
+    exact = states.double() @ dequantized(weight, how).T + bias.double()
+    for rows in (layer.many_rows - 1, layer.many_rows):
+        out = layer(states[:rows].float())
+        assert out.shape == (rows, shape[0])
+        assert (out.double() - exact[:rows]).norm() <= 2**-7 * exact[:rows].norm()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known packing", "another packing"])
+@pytest.mark.parametrize("shape", [(64, 64), (100, 32), (17, 96)], ids=lambda s: f"{s[0]}x{s[1]}")
+def test_int4_codes_come_back_from_their_packing(
+    known: bool, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:
+        monkeypatch.setattr(q, "_packing", lambda: None)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    layer = q.Int4Linear.rounded(weight, None)
+    codes, _, _ = q.int4_codes(weight)
+    assert torch.equal(q.unpack(layer.packed).t()[: shape[0]], codes)
+    many = torch.randn(layer.many_rows, shape[1]).bfloat16()
+    assert torch.allclose(layer(many), layer._product(many)[:, : shape[0]], rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("how", ["none", *q.KINDS])
+@pytest.mark.parametrize("columns", [64, 40])
+def test_rows_of_a_layer_are_a_layer(how: str, columns: int) -> None:
+    weight, bias = torch.randn(150, columns), torch.randn(150)
+    for given in (bias, None):
+        layer = q.plain_linear(weight, given) if how == "none" else q.KINDS[how].rounded(weight, given)
+        ids = torch.tensor([149, 0, 3, 3, 64, 63, 100])
+        part = q.take_rows(layer, ids)
+        assert type(part) is type(layer)
+        states = torch.randn(3, columns)
+        assert torch.allclose(part(states), layer(states)[:, ids], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["none", *q.KINDS])
+@pytest.mark.parametrize("sizes", [(128, 64, 64), (64, 30, 1), (48, 16, 16)], ids=str)
+@pytest.mark.parametrize("biases", ["all", "some", "none"])
+def test_joined_layers_compute_what_they_computed_apart(how: str, sizes: tuple[int, ...], biases: str) -> None:
+    layers: list[nn.Module] = []
+    for i, size in enumerate(sizes):
+        bias = torch.randn(size) if biases == "all" or (biases == "some" and i == 1) else None
+        weight = torch.randn(size, 72)
+        layers.append(q.plain_linear(weight, bias) if how == "none" else q.KINDS[how].rounded(weight, bias))
+    joined: Any = q.join_rows(layers)
+    assert (type(joined), joined.in_features, joined.out_features) == (type(layers[0]), 72, sum(sizes))
+    assert (joined.bias is None) == (biases == "none")
+    for rows in (1, 5, 9):
+        states = torch.randn(2, rows, 72)
+        apart = torch.cat([layer(states) for layer in layers], dim=-1)
+        if how == "none":
+            assert torch.allclose(joined(states), apart, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(joined(states), apart)
+
+
+def test_layers_that_cannot_be_joined_say_so() -> None:
+    a, b = nn.Linear(32, 4), nn.Linear(64, 4)
+    for layers in ([a, b], [a, q.Int8Linear.rounded(a.weight, None)], [Conv1D(4, 4)]):
+        with pytest.raises(ValueError, match="joined"):
+            q.join_rows(layers)
+
+
+def test_codes_are_the_same_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(300, 64)
+    for kind in q.KINDS.values():
+        whole = kind.rounded(weight, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(q, "AT_ONCE", 64 * 128)
+            parts = kind.rounded(weight, None)
+        for name, buffer in whole.named_buffers():
+            assert torch.equal(buffer, dict(parts.named_buffers())[name])
 
 
 # ------------------------------------------------------------------------------------------ models

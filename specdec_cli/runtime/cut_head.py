@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_cli.errors import UsageError
 from specdec_cli.prompts import builtin_names, builtin_prompts
+from specdec_cli.runtime.quantize import QuantizedLinear, take_rows
 
 OPTION = "--draft-vocab"
 
@@ -29,34 +29,32 @@ class CutHead(nn.Module):
     """[..., hidden] in, [..., num_rows] logits out, -inf for tokens outside.
 
     Args:
-        head: the whole one.
+        head: the whole one, rounded or not.
         kept_ids: ascending.
 
     Attributes:
         part: the head's kept rows; may be quantised like any linear layer.
+        kept_ids: as given.
         outside: [num_rows], the ids whose logits are -inf. Models that bend their logits afterwards (Gemma's soft
             capping) make numbers of them, so whoever samples masks these ids once more.
     """
 
     outside: Tensor
 
-    def __init__(self, head: nn.Linear, kept_ids: Tensor) -> None:
+    def __init__(self, head: nn.Module, kept_ids: Tensor) -> None:
         super().__init__()
-        self.part = nn.Linear(head.in_features, len(kept_ids), head.bias is not None, device="meta")
-        self.part.weight = nn.Parameter(head.weight.detach()[kept_ids], requires_grad=False)
-        if head.bias is not None:
-            self.part.bias = nn.Parameter(head.bias.detach()[kept_ids], requires_grad=False)
-        self._num_rows = head.out_features
-        self._kept_ids = kept_ids
+        self.part = take_rows(head, kept_ids)
+        self.kept_ids = kept_ids
+        self._num_rows: int = head.out_features  # type: ignore[assignment]
         # Rows for tokens of a prompt are taken from here; in a tuple, so that they are no weights of this module.
-        self._whole = (head.weight.detach(), None if head.bias is None else head.bias.detach())
+        self._whole = (head,)
         self.forget_prompt()
 
     def forget_prompt(self) -> None:
         """Know the kept tokens alone."""
-        self._ids = self._kept_ids
-        self._extra: tuple[Tensor, Tensor | None] | None = None
-        self.outside = self._kept_ids.new_ones(self._num_rows, dtype=torch.bool)
+        self._ids = self.kept_ids
+        self._extra: tuple[nn.Module, ...] = ()
+        self.outside = self.kept_ids.new_ones(self._num_rows, dtype=torch.bool)
         self.outside[self._ids] = False
 
     def read_prompt(self, token_ids: Tensor) -> None:
@@ -65,15 +63,12 @@ class CutHead(nn.Module):
         new = token_ids[self.outside[token_ids]]
         if not len(new):
             return
-        weight, bias = self._whole
-        self._extra = (weight[new], None if bias is None else bias[new])
-        self._ids = torch.cat([self._kept_ids, new])
+        self._extra = (take_rows(self._whole[0], new),)
+        self._ids = torch.cat([self.kept_ids, new])
         self.outside[new] = False
 
     def forward(self, states: Tensor) -> Tensor:
-        logits = self.part(states)
-        if self._extra is not None:
-            logits = torch.cat([logits, linear(states, *self._extra)], dim=-1)
+        logits = torch.cat([layer(states) for layer in (self.part, *self._extra)], dim=-1)
         whole = logits.new_full((*logits.shape[:-1], self._num_rows), -torch.inf)
         return whole.index_copy_(-1, self._ids, logits)
 
@@ -95,13 +90,13 @@ def cut_head(
         UsageError: the file cannot be read, or the model's head is not a linear layer.
     """
     head: Any = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
+    if type(head) is not nn.Linear and not isinstance(head, QuantizedLinear):
         raise UsageError(f"{OPTION} needs a linear head, which {type(model).__name__} has not: leave it out")
     kept = kept_tokens(tokenizer, vocab, end_ids, head.out_features)
     if len(kept) >= head.out_features:
         return None
     with torch.no_grad():
-        cut = CutHead(head, torch.tensor(kept, device=head.weight.device))
+        cut = CutHead(head, torch.tensor(kept, device=model.device))
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child is head:
