@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from laws import SIGNIFICANCE, chi_square_p
 from transformers.generation import (
     LogitsProcessorList,
@@ -62,9 +64,29 @@ def test_warping_equals_transformers(settings: SamplingSettings, kind: str) -> N
     if kind == "masked":
         logits[:, 30:] = -torch.inf
     prefix = torch.randint(0, 30, (5, 9), generator=generator)
-    ours = logits_to_probs(logits, settings, prefix)
-    assert torch.allclose(ours, transformers_probs(logits, prefix, settings), atol=1e-6)
+    ours, theirs = logits_to_probs(logits, settings, prefix), transformers_probs(logits, prefix, settings)
+    if kind == "ties":  # which of several equals stay in a nucleus is for transformers' sort to say
+        assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-6)
+    else:
+        assert torch.allclose(ours, theirs, atol=1e-6)
     assert torch.allclose(ours.sum(-1), torch.ones(5))
+
+
+@given(st.integers(0, 2**31), st.floats(0.001, 0.999), st.sampled_from([0.1, 1.0, 5.0]), st.sampled_from([2, 70, 5000]))
+def test_the_nucleus_is_the_smallest_set_of_that_mass(seed: int, top_p: float, scale: float, size: int) -> None:
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(seed)) * scale
+    probs = logits.double().softmax(-1)
+    kept = logits_to_probs(logits, SamplingSettings(top_p=top_p)) > 0
+    mass = (probs * kept).sum(-1)
+    least = probs.masked_fill(~kept, 2.0).amin(-1)
+    assert ((probs >= least[:, None]) == kept).all()  # the most likely ones
+    assert (mass > top_p - 1e-5).all()
+    assert (mass - least < top_p + 1e-5).all()  # none of them can be spared
+
+
+def test_of_equals_the_first_stay_in_a_nucleus() -> None:
+    probs = logits_to_probs(torch.tensor([[0.0, 2.0, 2.0, 2.0, 2.0]]), SamplingSettings(top_p=0.4))
+    assert probs.tolist() == [[0.0, 0.5, 0.5, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])

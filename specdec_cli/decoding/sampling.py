@@ -104,8 +104,37 @@ def _penalise_repetition(logits: Tensor, prefix_ids: Tensor, penalty: float) -> 
 
 
 def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., arXiv 1904.09751)."""
-    ascending, order = logits.sort(-1)
-    outside = ascending.softmax(-1).cumsum(-1) <= 1.0 - top_p
-    outside[..., -1] = False
-    return logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., arXiv 1904.09751).
+
+    Of tokens that are equally likely, and not all needed, those with the smallest ids stay.
+    """
+    probs = logits.softmax(-1)
+    least, above = _least_kept(probs, top_p)
+    equal = probs == least
+    needed = ((top_p - above) / least).ceil().clamp_min(1.0)
+    return logits.masked_fill((probs < least) | (equal & (equal.cumsum(-1) > needed)), -torch.inf)
+
+
+def _least_kept(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """The largest probability such that all that are as large have that mass together, and the mass of larger ones.
+
+    Without a sort, which takes longer than a small model's step where the vocabulary is large: non-negative floats
+    have the order of their bits, so that three histograms, each over the next digits, find it digit by digit.
+
+    Returns:
+        [..., 1] each.
+    """
+    bits = probs.view(torch.int32)
+    above = torch.zeros_like(probs[..., :1])  # mass of what is larger than the digits found so far allow
+    found = torch.zeros_like(bits[..., :1])
+    weights = probs
+    for shift, width in ((20, 11), (10, 10), (0, 10)):
+        digits = (bits >> shift) & ((1 << width) - 1)
+        sums = probs.new_zeros(*probs.shape[:-1], 1 << width).scatter_add_(-1, digits.long(), weights)
+        reached = sums.flip(-1).cumsum(-1).flip(-1) + above  # by this digit and larger ones
+        # The largest digit that reaches it; the smallest where rounding keeps all of them below.
+        digit = ((reached >= mass).sum(-1, keepdim=True) - 1).clamp_min(0)
+        above = (reached - sums).gather(-1, digit)
+        found = found | (digit.to(torch.int32) << shift)
+        weights = torch.where(bits >> shift == found >> shift, probs, 0.0)
+    return found.view(torch.float32), above

@@ -46,8 +46,7 @@ class TransformersModel:
         self.max_length = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
         self._blocked: Tensor | None = None
         if blocked_ids is not None and len(blocked_ids):
-            self._blocked = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
-            self._blocked[blocked_ids] = True
+            self._blocked = blocked_ids.to(self.device)
         head = model.get_output_embeddings()
         self._cut_head = head if isinstance(head, CutHead) else None
         self.length = 0
@@ -104,7 +103,7 @@ class TransformersModel:
         if missing > 0:
             logits = pad(logits, (0, missing), value=-torch.inf)
         if self._blocked is not None:
-            logits = logits.masked_fill(self._blocked, -torch.inf)
+            logits = logits.index_fill_(-1, self._blocked, -torch.inf)
         return logits
 
     def roll_back(self, num_tokens: int) -> None:
