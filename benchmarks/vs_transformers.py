@@ -3,7 +3,7 @@
 Plain decoding against `generate`, speculative decoding against assisted generation with a constant number of assistant
 tokens and no confidence threshold (both are read from the assistant's generation config; values given to `generate`
 are ignored). What a checkpoint's own generation config asks for (penalties, end tokens, at which an assistant stops
-drafting) is put aside on both sides. Same models, number type and threads; every arm is run once for each prompt in
+drafting) is put aside on both sides. Same weights, number type and threads; every arm is run once for each prompt in
 each turn, in rotating order, so that a drift of the machine hits all of them. Prefill is in all figures alike, and
 every arm makes exactly the tokens asked for.
 
@@ -20,6 +20,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,8 +128,10 @@ def main() -> None:
     target, draft = (ModelSettings(source, dtype=args.dtype) for source in (args.target, args.draft))
     pair = load_pair(target, draft, console.print)
     assert pair.draft is not None
-    assert pair.draft_checkpoint is not None
-    big, small = pair.checkpoint.model, pair.draft_checkpoint.model
+    # transformers' side runs the models as it makes them, not as specdec prepares them.
+    theirs = load_pair(replace(target, fuse=False), replace(draft, fuse=False), lambda _: None)
+    assert theirs.draft_checkpoint is not None
+    big, small = theirs.checkpoint.model, theirs.draft_checkpoint.model
     sampling = SamplingSettings(temperature=args.temperature)
     prompts = [pair.encode([{"role": "user", "content": text}], raw=False) for text in PROMPTS]
 

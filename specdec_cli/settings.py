@@ -55,6 +55,8 @@ class ModelSettings:
         quantize: bits that linear layers keep of their weights; "auto", for a draft, is what steps fastest.
         vocab: of a draft, the tokens that its head computes: "none" all, a number so many of the most frequent, else a
             file of text that holds them.
+        fuse: compute the same in fewer and cheaper calls where the model is known (`specdec_cli.runtime.fused`); False
+            leaves it as transformers made it, to compare with.
     """
 
     source: str
@@ -66,6 +68,7 @@ class ModelSettings:
     dummy_weights: bool = False
     quantize: str = NOT_QUANTIZED
     vocab: str = WHOLE_VOCAB
+    fuse: bool = True
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "the model is an empty string: give a folder, a .gguf file or a hub id")

@@ -33,6 +33,7 @@ from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.cut_head import cut_head
 from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory, out_of_memory
 from specdec_cli.runtime.dummy import dummy_model
+from specdec_cli.runtime.fused import join, pack
 from specdec_cli.runtime.quantize import quantize, weight_bytes
 from specdec_cli.runtime.sources import Report, locate
 from specdec_cli.settings import AUTO, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
@@ -61,6 +62,7 @@ class Checkpoint:
         notes: what was decided while loading, a line each.
         quantize: bits that linear layers keep of their weights: "none", "int8" or "int4".
         head_rows: tokens that the head computes; `num_rows` unless it was cut.
+        step_bytes: of weights that decoding one token reads.
     """
 
     name: str
@@ -73,11 +75,7 @@ class Checkpoint:
     notes: tuple[str, ...]
     quantize: str
     head_rows: int
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
-        return step_bytes(self.model)
+    step_bytes: int
 
     @property
     def coarsest_dtype(self) -> torch.dtype:
@@ -140,6 +138,8 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     rows = embeddings.weight.shape[0] if embeddings is not None else config.get_text_config().vocab_size
     ends = end_ids(model.generation_config, tokenizer)
     head_rows, quantized = rows, NOT_QUANTIZED
+    if settings.fuse:
+        join(model)
     if settings.vocab != WHOLE_VOCAB:
         head_rows = cut_head(model, tokenizer, settings.vocab, ends) or rows
         notes.append(f"{role} head cut to {head_rows:,} of {rows:,} tokens; it never proposes the others")
@@ -147,6 +147,9 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         with out_of_memory(f"to quantise {option} {settings.source}", "leave the quantisation out"):
             quantized, words = quantize(model, settings.quantize, device, f"--{prefix}quantize")
         notes.append(f"{role} {words}" + (": another model than the one named" if role == "target" else ""))
+    read_bytes = step_bytes(model)
+    if settings.fuse:
+        pack(model)
     return Checkpoint(
         name=settings.source,
         model=model,
@@ -158,6 +161,7 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         notes=tuple(notes),
         quantize=quantized,
         head_rows=head_rows,
+        step_bytes=read_bytes,
     )
 
 
