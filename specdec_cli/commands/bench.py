@@ -131,7 +131,8 @@ def run(request: BenchRequest) -> int:
     dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
     for number, dialogue in enumerate(dialogues, start=1):
         dialogue.require_room(number)
-    contests = {t: _contest(request, pairs, t) for t in request.settings.temperatures}
+    peers = _peers(request, report)
+    contests = {t: _contest(request, pairs, peers, t) for t in request.settings.temperatures}
     settings = _settings(request, pairs)
     head = {"environment": environment(*_devices(pairs)), "settings": settings}
     session = Session()
@@ -142,7 +143,7 @@ def run(request: BenchRequest) -> int:
     with ExitStack() as stack:
         with _progress(err, request.quiet) as progress:
             # With drafters of their own: what these learn from the first prompt must not help when it is measured.
-            apart = {t: _contest(request, pairs, t) for t in request.settings.temperatures}
+            apart = {t: _contest(request, pairs, peers, t) for t in request.settings.temperatures}
             warm = _warm_up(apart, dialogues[0], request, progress)
             if request.dry_run:
                 progress.stop()
@@ -177,7 +178,16 @@ def _known_runs(request: BenchRequest, path: Path, head: dict[str, Any], contest
     return [run for run in measure.whole_blocks(runs, contests) if run.prompt <= len(request.prompts)]
 
 
-def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -> Contest:
+def _peers(request: BenchRequest, report: Report) -> list[Pair]:
+    """The same pairs as transformers makes them, for arms of its own; none where nothing is compared."""
+    if request.compare is None:
+        return []
+    report("loading the models once more, as transformers runs them")
+    untouched = [model and replace(model, fuse=False) for _, model in request.drafts]
+    return load_pairs(replace(request.target, fuse=False), untouched, report)
+
+
+def _contest(request: BenchRequest, pairs: Sequence[Pair], peers: Sequence[Pair], temperature: float) -> Contest:
     sampling = replace(request.sampling, temperature=temperature)
     clock = clock_for(*_devices(pairs))
     target = pairs[0].target
@@ -194,9 +204,9 @@ def _contest(request: BenchRequest, pairs: Sequence[Pair], temperature: float) -
     for (spec, _), pair in zip(request.drafts, pairs, strict=True):
         arms += [loop_arm(spec, k, pair) for k in request.settings.ks]
     if request.compare == "transformers":
-        plain = transformers_generate(pairs[0], sampling, None)
+        plain = transformers_generate(peers[0], sampling, None)
         arms.append(PeerArm("transformers generate", NO_DRAFT, 0, temperature, plain, clock))
-        for (spec, _), pair in zip(request.drafts, pairs, strict=True):
+        for (spec, _), pair in zip(request.drafts, peers, strict=True):
             if not spec.is_model and spec.prompt_lookup is None:  # transformers has no such source
                 continue
             label = "transformers assisted" if spec.is_model else "transformers prompt lookup"
