@@ -99,8 +99,8 @@ def verify_tree(
     if simulated_acceptance is None:
         return TreeVerdict(sample(target_probs, generator), target_prob)
     num_tokens = len(token_ids)
-    others = target_probs.index_put((parents + 1, token_ids), target_probs.new_zeros(()))
-    others = torch.where(others.sum(-1, keepdim=True) > 0.0, others, target_probs)
+    # Where the target would have nothing but a child's token, anything else is as good: the text is nonsense anyway.
+    others = (target_probs + 1e-12).index_put((parents + 1, token_ids), target_probs.new_zeros(()))
     places = torch.arange(num_tokens, device=parents.device)
     first = torch.full((num_tokens + 1,), num_tokens, device=parents.device)
     first = first.scatter_reduce(0, parents + 1, places, "amin")  # num_tokens where there is no child

@@ -37,7 +37,8 @@ class Draft:
         probs: [num_draft_tokens, vocab_size] float32, the distributions that the ids were sampled from; None
             for a deterministic drafter, whose distribution is one-hot.
         parents: [num_draft_tokens] int64, the place of each token's parent, see `specdec_cli.decoding.tree`; None for
-            a chain. A tree is deterministic, and what of it lies deeper than was asked for is read, never accepted.
+            a chain, and where there are none. A tree is deterministic, and what of it lies deeper than was asked for
+            is read, never accepted.
         source: which of several sources guessed, as records name it; empty where there is one.
         wants_predictions: see `Drafter.observe`.
     """
