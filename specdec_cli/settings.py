@@ -12,8 +12,8 @@ from specdec_cli.errors import UsageError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
-NOT_QUANTIZED, AUTO = "none", "auto"
-QUANTIZE = (NOT_QUANTIZED, "int8", "int4", AUTO)
+NOT_QUANTIZED, KEEP, AUTO = "none", "keep", "auto"
+QUANTIZE = (KEEP, NOT_QUANTIZED, "int8", "int4", AUTO)
 WHOLE_VOCAB = "none"
 
 
@@ -52,9 +52,10 @@ class ModelSettings:
         offline: never touch the network.
         trust_remote_code: run Python code that a checkpoint brings along.
         dummy_weights: build the model from its configuration with random weights, to time it without a download.
-        quantize: bits that linear layers keep of their weights; "auto", for a draft, is what steps fastest.
-        vocab: of a draft, the tokens that its head computes: "none" all, a number so many of the most frequent, else a
-            file of text that holds them.
+        quantize: bits that linear layers keep of their weights; "keep" is what a .gguf file has of them where they can
+            be computed with, else "none"; "auto", for a draft, is what steps fastest.
+        vocab: of a draft, the tokens that its head computes: "none" all, a number so many of the most frequent, "auto"
+            some of them where a head is much of a step, else a file of text that holds them.
         fuse: compute the same in fewer and cheaper calls where the model is known (`specdec_cli.runtime.fused`); False
             leaves it as transformers made it, to compare with.
     """
@@ -77,7 +78,7 @@ class ModelSettings:
         digits = self.vocab.removeprefix("-").isdecimal()
         _require(
             bool(self.vocab) and not (digits and int(self.vocab) < 1),
-            f"--draft-vocab must be a number of 1 or above, a file of text or {WHOLE_VOCAB}, not '{self.vocab}'",
+            f"--draft-vocab must be a number of 1 or above, a file, {AUTO} or {WHOLE_VOCAB}, not '{self.vocab}'",
         )
 
 

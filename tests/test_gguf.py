@@ -61,8 +61,22 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_NAMES[part]}.weight"
 
 
-def write_gguf(path: Path, model: PreTrainedModel, quantization: GGMLQuantizationType) -> Path:
-    """What llama.cpp's converter makes of a Llama and a byte-level tokenizer."""
+Encode = Callable[[np.ndarray, GGMLQuantizationType], np.ndarray]
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    quantization: GGMLQuantizationType,
+    encode: Encode = gguf.quants.quantize,
+    kinds: dict[str, GGMLQuantizationType] | None = None,
+) -> Path:
+    """What llama.cpp's converter makes of a Llama and a byte-level tokenizer.
+
+    Args:
+        quantization: of the matrices, those apart whose names (the file's) are in `kinds`.
+        encode: float32 [rows, columns] and a format to [rows, bytes].
+    """
     config: Any = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -90,8 +104,10 @@ def write_gguf(path: Path, model: PreTrainedModel, quantization: GGMLQuantizatio
             if f".{projection}." in name:  # llama.cpp pairs neighbouring dimensions, transformers the halves
                 by_head = weight.reshape(num_heads, 2, -1, weight.shape[-1])
                 weight = by_head.transpose(1, 2).reshape(weight.shape)
-        kind = quantization if weight.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(weight.numpy(), kind), raw_dtype=kind)
+        kind = GGMLQuantizationType.F32
+        if weight.ndim == 2:
+            kind = (kinds or {}).get(gguf_name(name), quantization)
+        writer.add_tensor(gguf_name(name), encode(weight.numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -168,7 +184,7 @@ def test_a_file_becomes_the_model_that_it_holds(
     kind: str, files: Callable[[GGMLQuantizationType], Path], model: PreTrainedModel, shared_cache: Path
 ) -> None:
     quantization = GGMLQuantizationType[kind]
-    loaded = tiny.load(files(quantization))
+    loaded = tiny.load(files(quantization), fuse=False)
     parameters = dict(loaded.model.named_parameters())
     for name, original in model.state_dict().items():
         exact = original.numpy()
@@ -445,7 +461,7 @@ def test_a_folder_with_a_config_is_taken_before_its_gguf(file: Path, converted: 
 @pytest.fixture(scope="module")
 def smollm2_loaded(smollm2_folder: Path) -> Checkpoint:
     """SmolLM2-135M from its converted folder."""
-    return tiny.load(smollm2_folder, dtype="bfloat16")
+    return tiny.load(smollm2_folder, dtype="bfloat16", fuse=False)
 
 
 def test_smollm2_loads_from_its_converted_folder(smollm2_loaded: Checkpoint) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, BenchSettings, KChoice, SamplingSettings
+from specdec_cli.settings import AUTO, NO_DRAFT, BenchSettings, KChoice, SamplingSettings
 
 EXPORT_TOOLS = "vllm, sglang, llama.cpp, transformers, mlx or trtllm"
 MEASUREMENT = "Measurement"
@@ -137,9 +137,9 @@ def bench(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
-    quantize: o.QuantizeOption = o.Quantize.none,
-    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
-    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
+    quantize: o.QuantizeOption = o.Quantize.keep,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.keep,
+    draft_vocab: o.DraftVocabOption = AUTO,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
@@ -194,9 +194,9 @@ def sweep_k(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
-    quantize: o.QuantizeOption = o.Quantize.none,
-    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
-    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
+    quantize: o.QuantizeOption = o.Quantize.keep,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.keep,
+    draft_vocab: o.DraftVocabOption = AUTO,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,

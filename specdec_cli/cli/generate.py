@@ -12,7 +12,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import WHOLE_VOCAB, GenerationSettings, SamplingSettings
+from specdec_cli.settings import AUTO, GenerationSettings, SamplingSettings
 
 
 class TextFormat(StrEnum):
@@ -45,9 +45,9 @@ def generate(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
-    quantize: o.QuantizeOption = o.Quantize.none,
-    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.none,
-    draft_vocab: o.DraftVocabOption = WHOLE_VOCAB,
+    quantize: o.QuantizeOption = o.Quantize.keep,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.keep,
+    draft_vocab: o.DraftVocabOption = AUTO,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,

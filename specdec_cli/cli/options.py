@@ -14,7 +14,7 @@ import typer
 
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import InterruptedByUser, UsageError
-from specdec_cli.settings import K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings
+from specdec_cli.settings import AUTO, K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
@@ -32,6 +32,7 @@ class Dtype(StrEnum):
 class Quantize(StrEnum):
     """Values of --quantize."""
 
+    keep = "keep"
     none = "none"
     int8 = "int8"
     int4 = "int4"
@@ -40,6 +41,7 @@ class Quantize(StrEnum):
 class DraftQuantize(StrEnum):
     """Values of --draft-quantize."""
 
+    keep = "keep"
     none = "none"
     int8 = "int8"
     int4 = "int4"
@@ -76,16 +78,16 @@ DraftOption = Annotated[
     str | None,
     _option(
         "--draft", "-d", panel=MODELS, show_default=False,
-        help="A model with the target's tokenizer; ngram, suffix or early-exit:N, which need none; a list like "
-        "ngram+MODEL; or none for plain decoding.",
+        help="A model with the target's tokenizer; ngram, suffix, lookahead or early-exit:N, which need none; a list "
+        "like ngram+MODEL; or none for plain decoding.",
     ),
 ]  # fmt: skip
 DraftsOption = Annotated[
     list[str] | None,
     _option(
         "--draft", "-d", panel=MODELS, show_default=False,
-        help="A model with the target's tokenizer; ngram, suffix or early-exit:N, which need none; or a list like "
-        "ngram+MODEL; repeatable.",
+        help="A model with the target's tokenizer; ngram, suffix, lookahead or early-exit:N, which need none; or a "
+        "list like ngram+MODEL; repeatable.",
     ),
 ]  # fmt: skip
 DeviceOption = Annotated[str, _option("--device", panel=MODELS, help="auto, cpu, cuda, cuda:1, mps.")]
@@ -104,15 +106,21 @@ DraftDtypeOption = Annotated[
     Dtype | None, _option("--draft-dtype", panel=MODELS, show_default=False, help="The draft's type, if another.")
 ]
 QuantizeOption = Annotated[
-    Quantize, _option("--quantize", panel=MODELS, help="Round the target's weights: faster, but another model.")
+    Quantize,
+    _option(
+        "--quantize",
+        panel=MODELS,
+        help="Bits of the target's weights. keep: a .gguf file's own on a CPU, else none; int8 and int4 round them: "
+        "faster, but another model.",
+    ),
 ]
 DraftQuantizeOption = Annotated[
     DraftQuantize,
     _option(
         "--draft-quantize",
         panel=MODELS,
-        help="Round the draft's weights: output keeps its distribution. auto: what steps fastest here, which may "
-        "give one seed another text.",
+        help="The same for the draft: output keeps its distribution. auto: what steps fastest here, which may give one "
+        "seed another text.",
     ),
 ]
 DraftVocabOption = Annotated[
@@ -120,7 +128,8 @@ DraftVocabOption = Annotated[
     _option(
         "--draft-vocab",
         panel=MODELS,
-        help="Cut the draft's head to N frequent tokens, or to those of a FILE of text: output keeps its distribution.",
+        help="Cut the draft's head to N frequent tokens, or to those of a FILE of text: output keeps its distribution. "
+        "auto: 32768 where the head is a quarter of a step or more; none: the whole head.",
     ),
 ]
 RevisionOption = Annotated[
@@ -221,9 +230,9 @@ def choose_models(
     draft_device: str | None = None,
     dtype: Dtype = Dtype.auto,
     draft_dtype: Dtype | None = None,
-    quantize: Quantize = Quantize.none,
-    draft_quantize: DraftQuantize = DraftQuantize.none,
-    draft_vocab: str = WHOLE_VOCAB,
+    quantize: Quantize = Quantize.keep,
+    draft_quantize: DraftQuantize = DraftQuantize.keep,
+    draft_vocab: str = AUTO,
     revision: str | None = None,
     draft_revision: str | None = None,
     offline: bool = False,
@@ -243,7 +252,7 @@ def choose_models(
     if not drafts and pair is None:
         raise UsageError(
             f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT} "
-            "(ngram, suffix and early-exit:N need no second model)"
+            "(ngram, suffix, lookahead and early-exit:N need no second model)"
         )
     own_draft = pair is not None and not drafts
     wanted = pair.dtype if pair is not None and dtype is Dtype.auto else dtype.value
@@ -255,8 +264,11 @@ def choose_models(
         device=device, dtype=wanted, offline=offline, trust_remote_code=trust_remote_code,
         dummy_weights=dummy_weights, quantize=quantize.value,
     )  # fmt: skip
-    if draft_vocab != WHOLE_VOCAB and not draft_vocab.lstrip("-").isdecimal() and not Path(draft_vocab).is_file():
-        raise UsageError(f"--draft-vocab {draft_vocab} is no number, no file and not {WHOLE_VOCAB}: give one of these")
+    number = draft_vocab.lstrip("-").isdecimal()
+    if draft_vocab not in (AUTO, WHOLE_VOCAB) and not number and not Path(draft_vocab).is_file():
+        raise UsageError(
+            f"--draft-vocab {draft_vocab} is no number, no file, not {AUTO} and not {WHOLE_VOCAB}: give one of these"
+        )
 
     def draft_settings(source: str | None) -> ModelSettings | None:
         if source is None:

@@ -90,7 +90,7 @@ def cut_head(
         UsageError: the file cannot be read, or the model's head is not a linear layer.
     """
     head: Any = model.get_output_embeddings()
-    if type(head) is not nn.Linear and not isinstance(head, QuantizedLinear):
+    if not can_be_cut(head):
         raise UsageError(f"{OPTION} needs a linear head, which {type(model).__name__} has not: leave it out")
     kept = kept_tokens(tokenizer, vocab, end_ids, head.out_features)
     if len(kept) >= head.out_features:
@@ -102,6 +102,11 @@ def cut_head(
             if child is head:
                 setattr(parent, name, cut)
     return len(kept)
+
+
+def can_be_cut(head: nn.Module | None) -> bool:
+    """Whether some of its rows make a head: it is linear, rounded or not."""
+    return type(head) is nn.Linear or isinstance(head, QuantizedLinear)
 
 
 def kept_tokens(tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collection[int], num_rows: int) -> list[int]:

@@ -12,7 +12,8 @@ and key heads) are applied to the stored rows. Formats: ggml-common.h of llama.c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     Gemma2TensorProcessor,
@@ -221,6 +223,13 @@ class GgufWeights:
         return {name: tensor.to(dtype) for name, tensor in found.items()}
 
 
+def keeps_bits(path: Path) -> bool:
+    """Whether a file has matrices in few bits that can be computed with as they stand."""
+    architecture, tensors = read_gguf(path)
+    by_rows = TENSOR_PROCESSORS.get(architecture, TensorProcessor) in MOVES_ROWS_ONLY
+    return by_rows and not is_gguf_arch_supported(architecture) and bool(set(_formats(tensors)) - set(ORDINARY))
+
+
 def load_gguf(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """A model with the file's own bits, on the CPU, and what it lacks, as transformers reports it."""
     with init_empty_weights(), no_init_weights():
@@ -230,17 +239,23 @@ def load_gguf(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple
 
 def kept_bytes(path: Path, itemsize: int) -> int:
     """What a file's weights take in memory in their own bits, the ordinary ones at so many bytes a number."""
-    _, tensors = read_gguf(path)
-    bits = {tensor.name: BITS_OF_GROUPS if tensor.kind.name in GROUPS_OF_32 else 8 for tensor in tensors}
-    for tensor in tensors:
-        if tensor.kind.name in ORDINARY or tensor.name == "token_embd.weight":
-            bits[tensor.name] = 8 * itemsize
-    return round(sum(bits[tensor.name] * np.prod(tensor.shape) / 8 for tensor in tensors))
+    bits = 0.0
+    for tensor in read_gguf(path)[1]:
+        ordinary = tensor.kind.name in ORDINARY or tensor.name == "token_embd.weight"
+        each = 8 * itemsize if ordinary else BITS_OF_GROUPS if tensor.kind.name in GROUPS_OF_32 else 8
+        bits += each * prod(tensor.shape)
+    return round(bits / 8)
 
 
 def describe_bits(path: Path) -> str:
     """The formats of a file's matrices and what each becomes here, for the user."""
-    _, tensors = read_gguf(path)
-    counts = Counter(tensor.kind.name for tensor in tensors if len(tensor.shape) == 2)
+    counts = _formats(read_gguf(path)[1])
     becomes = {kind: "int4" if kind in GROUPS_OF_32 else "16 bit" if kind in ORDINARY else "int8" for kind in counts}
     return ", ".join(f"{counts[kind]} {kind} as {becomes[kind]}" for kind in sorted(counts))
+
+
+def _formats(tensors: Sequence[StoredTensor]) -> Counter[str]:
+    """How many matrices have each format; an embedding counts where it is the head too."""
+    tied = all(tensor.name != "output.weight" for tensor in tensors)
+    matrices = (t for t in tensors if len(t.shape) == 2 and (tied or t.name != "token_embd.weight"))
+    return Counter(tensor.kind.name for tensor in matrices)

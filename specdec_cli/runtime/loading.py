@@ -8,7 +8,8 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +31,14 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
-from specdec_cli.runtime.cut_head import cut_head
+from specdec_cli.runtime.cut_head import can_be_cut, cut_head
 from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory, out_of_memory
 from specdec_cli.runtime.dummy import dummy_model
 from specdec_cli.runtime.fused import join, pack
-from specdec_cli.runtime.quantize import quantize, weight_bytes
-from specdec_cli.runtime.sources import Report, locate
-from specdec_cli.settings import AUTO, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
+from specdec_cli.runtime.gguf_bits import describe_bits, keeps_bits, kept_bytes, load_gguf
+from specdec_cli.runtime.quantize import QuantizedLinear, quantize, step_seconds, weight_bytes
+from specdec_cli.runtime.sources import Report, gguf_file, locate
+from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What transformers, huggingface_hub, safetensors and pickle raise at files that are missing or wrong.
 READING_FAILS = (
@@ -45,6 +47,8 @@ READING_FAILS = (
 )
 # What a model takes beside its weights: activations, the cache of a short text, the allocator's slack.
 HEADROOM = 1.1
+# `--draft-vocab auto` keeps so many tokens of a head that is at least such a share of the bytes of a step.
+FREQUENT, LARGE_HEAD = 32_768, 0.25
 GENERATES = r"(CausalLM|LMHeadModel|ConditionalGeneration)$"
 
 
@@ -60,7 +64,7 @@ class Checkpoint:
         num_rows: rows of the embedding, padding included.
         end_ids: ids that end a text, from the generation config and the tokenizer.
         notes: what was decided while loading, a line each.
-        quantize: bits that linear layers keep of their weights: "none", "int8" or "int4".
+        quantize: bits that linear layers keep of their weights: "none", "int8", "int4", or "keep" for a file's own.
         head_rows: tokens that the head computes; `num_rows` unless it was cut.
         step_bytes: of weights that decoding one token reads.
     """
@@ -91,7 +95,23 @@ def step_bytes(model: PreTrainedModel) -> int:
 
 
 def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
-    """Load a target or a draft.
+    """Load a target or a draft; see `_load`. Of a GGUF file `auto` also tries its own bits."""
+    device = choose_device(settings.device, "--device" if role == "target" else "--draft-device")
+    kept = replace(settings, quantize=KEEP)
+    if role == "target" or settings.quantize != AUTO or _own_bits(kept, device) is None:
+        return _load(settings, role, report)
+    own = _load(kept, role, report)
+    if own.quantize != KEEP:
+        return _load(settings, role, report)
+    rounded = _load(settings, role, report)
+    seconds = step_seconds({KEEP: lambda: _step(own.model), rounded.quantize: lambda: _step(rounded.model)})
+    best = own if seconds[KEEP] < seconds[rounded.quantize] else rounded
+    times = ", ".join(f"{how} {value * 1000:.1f}" for how, value in seconds.items())
+    return replace(best, notes=(*best.notes, f"{role} {best.quantize}: the faster one (ms a step: {times})"))
+
+
+def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
+    """Load what was asked for.
 
     Args:
         settings: where it is and how it is wanted.
@@ -108,7 +128,10 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     device = choose_device(settings.device, f"--{prefix}device")
     if role == "target" and settings.quantize == AUTO:
         raise UsageError(f"--quantize {AUTO} is for a draft; another target is another model: choose one by name")
-    place = locate(settings.source, option, report)
+    file = _own_bits(settings, device)
+    place = locate(settings.source, option, report, weights=file is None)
+    if file is not None and not _readable(file, settings, option):
+        file, place = None, locate(settings.source, option, report)
     where = hub_options(settings)
     with one_line_errors(settings, option):
         config = AutoConfig.from_pretrained(place, **where)
@@ -119,10 +142,15 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
     parameters = num_parameters(skeleton)
     dtype, why = compute_dtype(settings, config, parameters, device)
-    device_map = _device_map(parameters * dtype.itemsize, dtype, device, role, settings)
+    size = parameters * dtype.itemsize if file is None else kept_bytes(file, dtype.itemsize)
+    device_map = _device_map(size, dtype, device, role, settings)
     with one_line_errors(settings, option):
         if settings.dummy_weights:
             model = dummy_model(config, dtype, device, settings.trust_remote_code)
+        elif file is not None:
+            model, report_on_weights = load_gguf(file, config, dtype)
+            model.generation_config = GenerationConfig.from_pretrained(place)
+            _require_all_weights(report_on_weights, settings, option)
         else:
             model, report_on_weights = AutoModelForCausalLM.from_pretrained(
                 place, config=config, dtype=dtype, device_map=device_map, ignore_mismatched_sizes=True,
@@ -135,15 +163,19 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         notes.append(f"{role} is too large for one GPU: {_where_layers_went(model)}")
     embeddings = model.get_output_embeddings()
-    rows = embeddings.weight.shape[0] if embeddings is not None else config.get_text_config().vocab_size
+    rows = _num_rows(embeddings, config)
     ends = end_ids(model.generation_config, tokenizer)
     head_rows, quantized = rows, NOT_QUANTIZED
+    if file is not None:
+        quantized = KEEP
+        notes.append(f"{role} in the file's own bits: {describe_bits(file)} (--{prefix}quantize none: 16 bit)")
     if settings.fuse:
         join(model)
-    if settings.vocab != WHOLE_VOCAB:
-        head_rows = cut_head(model, tokenizer, settings.vocab, ends) or rows
-        notes.append(f"{role} head cut to {head_rows:,} of {rows:,} tokens; it never proposes the others")
-    if settings.quantize != NOT_QUANTIZED:
+    vocab, why = chosen_vocab(model, settings.vocab)
+    if vocab != WHOLE_VOCAB:
+        head_rows = cut_head(model, tokenizer, vocab, ends) or rows
+        notes.append(f"{role} head cut to {head_rows:,} of {rows:,} tokens{why}; it never proposes the others")
+    if settings.quantize not in (NOT_QUANTIZED, KEEP):
         with out_of_memory(f"to quantise {option} {settings.source}", "leave the quantisation out"):
             quantized, words = quantize(model, settings.quantize, device, f"--{prefix}quantize")
         notes.append(f"{role} {words}" + (": another model than the one named" if role == "target" else ""))
@@ -163,6 +195,43 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         head_rows=head_rows,
         step_bytes=read_bytes,
     )
+
+
+def _own_bits(settings: ModelSettings, device: torch.device) -> Path | None:
+    """The GGUF file whose own bits are wanted, where there are kernels for them: for the CPU, in bfloat16."""
+    wanted = settings.quantize == KEEP and settings.dtype in (AUTO, "bfloat16") and not settings.dummy_weights
+    return gguf_file(settings.source) if wanted and device.type == "cpu" else None
+
+
+def _readable(file: Path, settings: ModelSettings, option: str) -> bool:
+    """Whether the file has bits to keep."""
+    with one_line_errors(settings, option):
+        return keeps_bits(file)
+
+
+def _step(model: PreTrainedModel) -> None:
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
+
+
+def chosen_vocab(model: PreTrainedModel, vocab: str) -> tuple[str, str]:
+    """What a draft's head is cut to, and why where that is for this to decide: a head that is much of a step is cut."""
+    if vocab != AUTO:
+        return vocab, ""
+    head = model.get_output_embeddings()
+    if not can_be_cut(head) or _num_rows(head, model.config) <= FREQUENT:
+        return WHOLE_VOCAB, ""
+    share = weight_bytes(head) / step_bytes(model)
+    return (
+        (str(FREQUENT), f", since it was {share:.0%} of a step's bytes") if share >= LARGE_HEAD else (WHOLE_VOCAB, "")
+    )
+
+
+def _num_rows(head: Any, config: PreTrainedConfig) -> int:
+    """Tokens that a head computes."""
+    if head is None:
+        return int(config.get_text_config().vocab_size)
+    return int(head.out_features if isinstance(head, QuantizedLinear) else head.weight.shape[0])
 
 
 def hub_options(settings: ModelSettings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ not been run: there was no GPU to try it on.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -365,7 +365,8 @@ class _Place:
     layer: nn.Module
 
     def put(self, layer: nn.Module) -> None:
-        setattr(self.parent, self.name, layer)
+        if getattr(self.parent, self.name) is not layer:
+            setattr(self.parent, self.name, layer)
 
     def quantized(self, kind: type[QuantizedLinear]) -> QuantizedLinear:
         weight: Any = self.layer.weight
@@ -418,22 +419,35 @@ def _fastest(model: PreTrainedModel) -> tuple[str, str]:
     layers: dict[str, list[nn.Module]] = {NOT_QUANTIZED: [place.layer for place in places]}
     layers |= {how: [place.quantized(kind) for place in places] for how, kind in KINDS.items()}
     token = torch.zeros(1, 1, dtype=torch.long)
-    seconds: dict[str, list[float]] = {how: [] for how in layers}
-    for turn in range(1 + TURNS):
-        for how, made in layers.items():
+
+    def step_with(made: list[nn.Module]) -> Callable[[], None]:
+        def steps() -> None:
             for place, layer in zip(places, made, strict=True):
                 place.put(layer)
-            started = time.perf_counter()
-            for _ in range(STEPS):
-                model(input_ids=token, use_cache=False)
-            if turn:
-                seconds[how].append((time.perf_counter() - started) / STEPS)
-    medians = {how: median(values) for how, values in seconds.items()}
+            model(input_ids=token, use_cache=False)
+
+        return steps
+
+    medians = step_seconds({how: step_with(made) for how, made in layers.items()})
     best = min(medians, key=lambda how: medians[how])
     for place, layer in zip(places, layers[best], strict=True):
         place.put(layer)
     ranking = ", ".join(f"{how} {value * 1000:.1f}" for how, value in sorted(medians.items(), key=lambda item: item[1]))
     return best, f"weights {'as they are' if best == NOT_QUANTIZED else best}, the fastest here (ms a step: {ranking})"
+
+
+def step_seconds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Median seconds of a step of each, all in turn."""
+    seconds: dict[str, list[float]] = {how: [] for how in steps}
+    for turn in range(1 + TURNS):
+        for how, step in steps.items():
+            step()  # what was put in its place, or has left the caches, is not this step's to pay
+            started = time.perf_counter()
+            for _ in range(STEPS):
+                step()
+            if turn:
+                seconds[how].append((time.perf_counter() - started) / STEPS)
+    return {how: median(values) for how, values in seconds.items()}
 
 
 def _left_over(model: nn.Module) -> str:

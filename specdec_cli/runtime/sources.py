@@ -60,6 +60,15 @@ def locate(source: str, option: str, report: Report, weights: bool = True) -> st
     return source
 
 
+def gguf_file(source: str) -> Path | None:
+    """The .gguf file that `locate` would take for this source; None where that is something else."""
+    path = Path(source).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
+    return path if path.is_file() and path.suffix.lower() == ".gguf" else None
+
+
 def cache_folder() -> Path:
     """The user's cache folder for specdec: SPECDEC_CACHE, else the platform's usual place."""
     chosen = os.environ.get("SPECDEC_CACHE")
