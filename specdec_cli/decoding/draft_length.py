@@ -6,11 +6,10 @@ accepted; so every rule here keeps the output exact.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median_low
 from typing import Protocol
 
 FIRST = 4
@@ -25,6 +24,7 @@ class Outcome:
         num_drafted, num_accepted: tokens.
         draft_s, verify_s, other_s: seconds.
         whole: no limit shortened the round, so that its counts speak of acceptance.
+        source: of the draft, where there are several.
     """
 
     num_drafted: int
@@ -33,10 +33,15 @@ class Outcome:
     verify_s: float
     other_s: float
     whole: bool = True
+    source: str = ""
 
 
 class DraftLength(Protocol):
     """A rule for K."""
+
+    def begin(self) -> None:
+        """Another text begins."""
+        ...
 
     def next(self) -> int:
         """Tokens to draft in the next round at most; 0 for a plain step."""
@@ -53,6 +58,9 @@ class Fixed:
 
     num_draft_tokens: int
 
+    def begin(self) -> None:
+        """K stays."""
+
     def next(self) -> int:
         """K."""
         return self.num_draft_tokens
@@ -67,6 +75,9 @@ class Heuristic:
 
     num_draft_tokens: int = FIRST
 
+    def begin(self) -> None:
+        """K stays as the last text left it."""
+
     def next(self) -> int:
         """K as it stands."""
         return self.num_draft_tokens
@@ -79,80 +90,133 @@ class Heuristic:
         self.num_draft_tokens = self.num_draft_tokens + 2 if full else max(1, self.num_draft_tokens - 1)
 
 
-@dataclass
 class Acceptance:
-    """A running estimate of the probability that position i is accepted, given that those before it were.
+    """Running estimates, by position, of what becomes of the tokens that are asked for.
 
-    Old rounds fade, since easy and hard passages take turns. A position that was seldom judged leans on the rate over
-    all positions.
+    A position is *offered* where the draft is that long (prompt lookup may have nothing to say, a chain may end early),
+    and accepted with a probability of its own, given that those before it were. Old rounds fade, since easy and hard
+    passages take turns. A position that was seldom judged leans on the rate over all positions, one that was seldom
+    asked for on being offered.
     """
-
-    judged: list[float] = field(default_factory=lambda: [0.0] * LARGEST)
-    accepted: list[float] = field(default_factory=lambda: [0.0] * LARGEST)
 
     PRIOR_RATE = 0.7
     PRIOR_WEIGHT = 2.0
     FADING = 0.98
 
-    def observe(self, outcome: Outcome) -> None:
-        """Count a whole round."""
-        self.judged = [n * self.FADING for n in self.judged]
-        self.accepted = [n * self.FADING for n in self.accepted]
-        for i in range(min(outcome.num_accepted + 1, outcome.num_drafted, LARGEST)):
-            self.judged[i] += 1
-            self.accepted[i] += i < outcome.num_accepted
+    def __init__(self) -> None:
+        self._asked, self._offered, self._judged, self._accepted = ([0.0] * LARGEST for _ in range(4))
+
+    @property
+    def known(self) -> bool:
+        """Whether any drafted token was ever judged."""
+        return any(self._judged)
+
+    def observe(self, asked: int, drafted: int, accepted: int) -> None:
+        """Count a round."""
+        self.fade(self.FADING)
+        for i in range(min(drafted + 1, asked, LARGEST)):
+            self._asked[i] += 1
+            self._offered[i] += i < drafted
+        for i in range(min(accepted + 1, drafted, LARGEST)):
+            self._judged[i] += 1
+            self._accepted[i] += i < accepted
+
+    def fade(self, kept: float) -> None:
+        """Let all that was seen weigh less."""
+        for counts in (self._asked, self._offered, self._judged, self._accepted):
+            counts[:] = [count * kept for count in counts]
 
     def rates(self) -> list[float]:
-        """One for each position."""
-        overall = _leaning(sum(self.accepted), sum(self.judged), self.PRIOR_RATE, self.PRIOR_WEIGHT)
-        return [_leaning(a, n, overall, self.PRIOR_WEIGHT) for a, n in zip(self.accepted, self.judged, strict=True)]
+        """The probability that a drafted token is accepted, by position."""
+        overall = _leaning(sum(self._accepted), sum(self._judged), self.PRIOR_RATE, self.PRIOR_WEIGHT)
+        counts = zip(self._accepted, self._judged, strict=True)
+        return [_leaning(accepted, judged, overall, self.PRIOR_WEIGHT) for accepted, judged in counts]
+
+    def offers(self) -> list[float]:
+        """The probability that a draft is at least so long, for 0, 1, ..., LARGEST tokens."""
+        reached = [1.0]
+        for offered, asked in zip(self._offered, self._asked, strict=True):
+            reached.append(reached[-1] * _leaning(offered, asked, 1.0, self.PRIOR_WEIGHT))
+        return reached
 
     def tokens_per_round(self) -> list[float]:
         """Expected tokens a round for K = 0, 1, ..., LARGEST."""
-        expected, reached = [1.0], 1.0
-        for rate in self.rates():
-            reached *= rate
-            expected.append(expected[-1] + reached)
+        expected, kept = [1.0], 1.0
+        for rate, reached in zip(self.rates(), self.offers()[1:], strict=True):
+            kept *= rate
+            expected.append(expected[-1] + reached * kept)
         return expected
 
 
-def _leaning(accepted: float, judged: float, rate: float, weight: float) -> float:
-    return (accepted + rate * weight) / (judged + weight)
+def _leaning(count: float, total: float, rate: float, weight: float) -> float:
+    return (count + rate * weight) / (total + weight)
 
 
 class Costs:
-    """Seconds of a draft step, and of everything else in a round for each K, as measured lately.
+    """Seconds of a draft step, and of everything else in a round for each length of draft, as measured lately.
 
     The cost of the pass over K + 1 tokens is not smooth (kernels change at some sizes), so each K has its own figure.
     One that was never tried is taken for as cheap as the next smaller one that was: what looks good on these terms gets
     tried, and then it is known. And none is taken for dearer than a larger one: then its own figures were disturbed.
+
+    A draft step of several sources is the mean over them, each by how often it drafts.
     """
 
     KEPT = 5  # latest figures of each kind; their median does not mind one that was disturbed
+    TRUSTED = 3  # so many cannot all have been
+    FADING = 0.98
 
     def __init__(self) -> None:
-        self._draft_step: deque[float] = deque(maxlen=4 * self.KEPT)
-        self._rest: dict[int, deque[float]] = {}
+        self._draft_steps: dict[str, _Figures] = {}
+        self._drafts: dict[str, float] = {}
+        self._rest: dict[int, _Figures] = {}
 
     def observe(self, outcome: Outcome, draft_was_current: bool) -> None:
-        """Learn from a round; a draft that had to catch up on plain steps first says nothing about a draft step."""
-        k = outcome.num_drafted
-        self._rest.setdefault(k, deque(maxlen=self.KEPT)).append(outcome.verify_s + outcome.other_s)
-        if k and draft_was_current:
-            self._draft_step.append(outcome.draft_s / k)
+        """Learn from a round; a draft that had to catch up on a pause first says little about a draft step."""
+        k, source = outcome.num_drafted, outcome.source
+        self._rest.setdefault(k, _Figures(self.KEPT)).add(outcome.verify_s + outcome.other_s)
+        if not k:
+            return
+        self._drafts = {name: n * self.FADING for name, n in self._drafts.items()}
+        self._drafts[source] = self._drafts.get(source, 0.0) + 1
+        if draft_was_current or source not in self._draft_steps:
+            self._draft_steps.setdefault(source, _Figures(4 * self.KEPT)).add(outcome.draft_s / k)
+
+    def figures(self, k: int) -> int:
+        """How many there are of rounds that drafted so many tokens."""
+        return self._rest[k].number if k in self._rest else 0
+
+    def draft_step_s(self) -> float:
+        """Seconds; 0 where nothing was drafted yet."""
+        total = sum(self._drafts.values())
+        return sum(n / total * self._draft_steps[name].median for name, n in self._drafts.items())
+
+    def rest_s(self, k: int, doubtful: bool = False) -> float:
+        """Seconds of a round that drafts so many tokens, drafting apart.
+
+        Args:
+            k: plain steps, at least, must have been seen.
+            doubtful: leave out this length's own figures where they are too few to be trusted.
+        """
+        without = k if k and doubtful and self.figures(k) < self.TRUSTED else None
+        smaller = max(n for n in self._rest if n <= k and n != without)
+        return min(rest.median for n, rest in self._rest.items() if n >= smaller and n != without)
+
+
+class _Figures:
+    """The latest few, and their median."""
+
+    def __init__(self, kept: int) -> None:
+        self._latest: deque[float] = deque(maxlen=kept)
+        self.median = 0.0
 
     @property
-    def known(self) -> set[int]:
-        """Every K that was tried."""
-        return set(self._rest)
+    def number(self) -> int:
+        return len(self._latest)
 
-    def round_s(self, k: int) -> float:
-        """Seconds that a round of K drafted tokens takes; infinite where nothing at all is known."""
-        smaller = max((known for known in self._rest if known <= k), default=None)
-        if smaller is None or (k and not self._draft_step):
-            return math.inf
-        rest = min(median(figures) for known, figures in self._rest.items() if known >= smaller)
-        return k * (median(self._draft_step) if k else 0.0) + rest
+    def add(self, value: float) -> None:
+        self._latest.append(value)
+        self.median = median_low(self._latest)
 
 
 class Auto:
@@ -160,7 +224,10 @@ class Auto:
 
     Begins with a plain step and a round of FIRST, then takes the best K each round. Where plain steps are best,
     drafting is off; it is probed again after some rounds, and after twice as many each time that it still does not pay.
-    From time to time the best of the other lengths gets another chance, in case its figures were disturbed.
+    From time to time another K gets a chance, in case its figures were disturbed.
+
+    Rounds in which a source has nothing to say are part of the reckoning: the rarer its guesses, the less a long draft
+    costs on the whole.
 
     Args:
         largest: K at most.
@@ -168,6 +235,7 @@ class Auto:
 
     SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
     SECOND_LOOK = 24  # rounds
+    NEW_TEXT = 0.5  # what the texts before weigh, beside what is seen from now on
 
     def __init__(self, largest: int = LARGEST) -> None:
         self._largest = min(largest, LARGEST)
@@ -176,46 +244,61 @@ class Auto:
         self._rounds = 0
         self._pause = self.SHORTEST_PAUSE
         self._plain_left = 0
-        self._last_k = 0
+        self._asked = 0
+        self._was_off = False
+
+    def begin(self) -> None:
+        """Another text may be another matter: look again soon whether drafting pays."""
+        self._plain_left = min(self._plain_left, self.SHORTEST_PAUSE)
+        self._acceptance.fade(self.NEW_TEXT)
 
     def next(self) -> int:
         """The best K as far as is known."""
-        if self._rounds == 0:
-            return 0
-        if self._rounds < 3:  # the first drafting round prefills what its drafter lacks: one is not enough
-            return min(FIRST, self._largest)
-        if self._plain_left > 0:
-            return 0
-        rates = self._rates()
-        best = max(range(len(rates)), key=lambda k: rates[k])
-        if best == 0 and self._last_k == 0:  # the pause is over: one probe
-            return max(range(1, len(rates)), key=lambda k: rates[k])
-        if best and self._rounds % self.SECOND_LOOK == 0:
-            others = [k for k in range(1, len(rates)) if k != best]
-            return max(others, key=lambda k: rates[k], default=best)
-        return best
+        self._asked = self._chosen()
+        return self._asked
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from the round, and decide whether drafting goes on."""
         self._rounds += 1
         if outcome.whole:
-            self._costs.observe(outcome, draft_was_current=self._last_k > 0)
-            if outcome.num_drafted:
-                self._acceptance.observe(outcome)
-        self._last_k = outcome.num_drafted
+            self._costs.observe(outcome, draft_was_current=not self._was_off)
+            self._acceptance.observe(self._asked, outcome.num_drafted, outcome.num_accepted)
+        self._was_off = self._asked == 0
         if self._plain_left:
             self._plain_left -= 1
-        elif self._rounds >= 3 and outcome.num_drafted:
-            rates = self._rates()
-            if max(rates) > rates[0]:
+        elif outcome.num_drafted and self._costs.figures(0):
+            speeds = self._speeds()
+            if max(speeds) > speeds[0]:
                 self._pause = self.SHORTEST_PAUSE
             else:
                 self._plain_left, self._pause = self._pause, min(2 * self._pause, self.LONGEST_PAUSE)
 
-    def _rates(self) -> Sequence[float]:
-        """Expected tokens a second for each K."""
-        expected = self._acceptance.tokens_per_round()
-        return [expected[k] / self._costs.round_s(k) for k in range(self._largest + 1)]
+    def _chosen(self) -> int:
+        if self._plain_left or not self._costs.figures(0):
+            return 0
+        if not self._acceptance.known:
+            return min(FIRST, self._largest)
+        speeds = self._speeds()
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        if best and self._rounds % self.SECOND_LOOK == 0:
+            if self._costs.figures(0) < self._costs.TRUSTED:
+                return 0
+            speeds = self._speeds(doubtful=True)
+        elif best:
+            return best
+        # A second look, or the pause is over: one probe.
+        return max((k for k in range(1, len(speeds)) if k != best), key=speeds.__getitem__, default=best)
+
+    def _speeds(self, doubtful: bool = False) -> list[float]:
+        """Expected tokens a second for each K; see `Costs.rest_s`."""
+        step_s = self._costs.draft_step_s()
+        round_s = [k * step_s + self._costs.rest_s(k, doubtful) for k in range(self._largest + 1)]
+        spent, offers = round_s[0], self._acceptance.offers()
+        speeds = [1 / spent]
+        for k, expected in enumerate(self._acceptance.tokens_per_round()[1 : len(round_s)], start=1):
+            spent += offers[k] * (round_s[k] - round_s[k - 1])  # drafts that were shorter anyway cost nothing more
+            speeds.append(expected / spent)
+        return speeds
 
 
 RULES: dict[str, Callable[[], DraftLength]] = {"auto": Auto, "heuristic": Heuristic}
