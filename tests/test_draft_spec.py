@@ -33,6 +33,13 @@ def model(source: str) -> Source:
         ("suffix:memory=off", [Source("suffix:memory=off", "suffix", {"memory": 0})]),
         ("suffix:memory=on", [Source("suffix:memory=on", "suffix", {"memory": 1})]),
         ("early-exit:4", [Source("early-exit:4", "early-exit", {"layers": 4})]),
+        ("lookahead", [Source("lookahead", "lookahead", {"window": 6, "ngram": 3, "candidates": 4})]),
+        ("lookahead:candidates=1,window=64,ngram=2", [
+            Source("lookahead:candidates=1,window=64,ngram=2", "lookahead", {"window": 64, "ngram": 2, "candidates": 1})
+        ]),
+        ("ngram+lookahead:window=2", [
+            DEFAULT_NGRAM, Source("lookahead:window=2", "lookahead", {"window": 2, "ngram": 3, "candidates": 4})
+        ]),
         ("demo:draft", [model("demo:draft")]),
         ("owner/name", [model("owner/name")]),
         ("ngrams", [model("ngrams")]),
@@ -90,6 +97,12 @@ def test_a_path_that_exists_is_a_model_whatever_is_in_it(tmp_path: Path, monkeyp
         ("early-exit:0", "the number of layers must be 1 or above, not '0'"),
         ("early-exit:half", "the number of layers must be 1 or above, not 'half'"),
         ("early-exit:2+ngram", "early-exit:2 always has a guess: name it last"),
+        ("lookahead:", "lookahead takes window=..., ngram=... and candidates=..., not ''"),
+        ("lookahead:window=0", "window must be between 1 and 64, not '0'"),
+        ("lookahead:ngram=1", "ngram must be between 2 and 64, not '1'"),
+        ("lookahead:candidates=65", "candidates must be between 1 and 64, not '65'"),
+        ("lookahead+a/b", "lookahead always has a guess: name it last"),
+        ("lookahead:window=2+ngram", "lookahead:window=2 always has a guess: name it last"),
         ("a/b+a/c", "a/b is no built-in source, and a model always has a guess: name one model, and last"),
         ("a/b+ngram", "a/b is no built-in source, and a model always has a guess: name one model, and last"),
         ("ngram+a/b+suffix", "a/b is no built-in source, and a model always has a guess: name one model, and last"),
@@ -114,9 +127,9 @@ def test_what_commands_ask_of_a_spec() -> None:
 
 
 def test_only_a_model_gets_settings_of_a_model() -> None:
-    models = choose_models(preset=None, target="a/b", drafts=["ngram", "a/c", "ngram+a/c", "early-exit:2", "none"])
+    models = choose_models(preset=None, target="a/b", drafts=["ngram", "a/c", "ngram+a/c", "lookahead", "none"])
     assert [draft.model and draft.model.source for draft in models.drafts] == [None, "a/c", "a/c", None, None]
-    assert [draft.name for draft in models.drafts] == ["ngram", "a/c", "ngram+a/c", "early-exit:2", "none"]
+    assert [draft.name for draft in models.drafts] == ["ngram", "a/c", "ngram+a/c", "lookahead", "none"]
     assert models.drafts[1].model == models.drafts[2].model
 
 

@@ -16,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.stopping import Stopping
+from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.drafters.spec import parse_draft
 from specdec_cli.runtime.pair import Pair
 from specdec_cli.settings import SamplingSettings
 
@@ -92,6 +94,18 @@ def test_a_round_waits_for_the_device_once(demo: Pair, transfers: Transfers, k: 
     with transfers:
         for _ in range(4):
             next(steps)
+    assert transfers.seen == Counter(tolist=4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_tree_and_what_it_teaches_wait_once(demo: Pair, transfers: Transfers, settings: str) -> None:
+    sampling = SETTINGS[settings]
+    steps = rounds(demo, make_drafter(parse_draft("lookahead"), demo.drafter_parts(sampling, 0.0)), 4, sampling)
+    next(steps)
+    transfers.seen.clear()
+    with transfers:
+        for _ in range(4):
+            assert next(steps).tree
     assert transfers.seen == Counter(tolist=4)
 
 

@@ -17,6 +17,7 @@ MODULES = {
     "ngram": "specdec_cli.drafters.ngram",
     "suffix": "specdec_cli.drafters.suffix",
     "early-exit": "specdec_cli.drafters.early_exit",
+    "lookahead": "specdec_cli.drafters.lookahead",
 }
 
 

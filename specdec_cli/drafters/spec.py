@@ -4,12 +4,13 @@
     ngram, ngram:max=4,min=2      what followed the last n tokens when they last stood in the text
     suffix, suffix:memory=off     the same over all texts of a run, by frequency
     early-exit:4                  the target's own first four layers
+    lookahead, lookahead:window=6,ngram=3,candidates=4    the target's own n-grams, by Jacobi iteration
     demo:draft, ./folder, a/b     anything else is a model
     ngram+suffix+./folder         the first source that has a guess makes the draft
 
 A value that begins with the name of a built-in source, up to its end, a colon or a plus, means that source (a folder of
 such a name is ./ngram); what stands behind the last of them is a model as it stands, whatever colons and pluses are in
-it. A model and early-exit always have a guess, so nothing can stand behind them.
+it. A model, early-exit and lookahead always have a guess, so nothing can stand behind them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from specdec_cli.settings import NO_DRAFT
 
 MODEL = "model"
 LONGEST_NGRAM = 64  # every committed token costs an entry for each length
+WIDEST = 64  # of lookahead: what is beyond makes a pass too wide to be worth it
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Source:
 
     Attributes:
         name: as the user gave it.
-        kind: "none", "ngram", "suffix", "early-exit" or "model".
-        options: of that kind, all of them: max and min; memory (0 or 1); layers.
+        kind: "none", "ngram", "suffix", "early-exit", "lookahead" or "model".
+        options: of that kind, all of them: max and min; memory (0 or 1); layers; window, ngram and candidates.
         model: where its checkpoint comes from, for a model.
     """
 
@@ -93,7 +95,7 @@ def parse_draft(value: str) -> DraftSpec:
             raise UsageError(f"--draft {value}: {kind} is named twice: name it once")
         if kind == NO_DRAFT and (sources or plus):
             raise UsageError(f"--draft {value}: {NO_DRAFT} is plain decoding, which joins with nothing: leave it out")
-        if kind == "early-exit" and plus:
+        if kind in ("early-exit", "lookahead") and plus:
             raise UsageError(f"--draft {value}: {name} always has a guess: name it last")
         sources.append(Source(name, kind, options))
     if rest is not None:
@@ -142,11 +144,19 @@ def _early_exit(value: str, text: str | None) -> dict[str, int]:
     return {"layers": _whole(value, "the number of layers", text)}
 
 
+def _lookahead(value: str, text: str | None) -> dict[str, int]:
+    options = {"window": 6, "ngram": 3, "candidates": 4}
+    for key, given in _pairs(value, "lookahead", text, tuple(options)).items():
+        options[key] = _whole(value, key, given, WIDEST, least=2 if key == "ngram" else 1)
+    return options
+
+
 _READERS: dict[str, Callable[[str, str | None], dict[str, int]]] = {
     NO_DRAFT: _no_options,
     "ngram": _ngram,
     "suffix": _suffix,
     "early-exit": _early_exit,
+    "lookahead": _lookahead,
 }
 
 
@@ -156,7 +166,8 @@ def _pairs(value: str, kind: str, text: str | None, known: tuple[str, ...]) -> d
     for pair in [] if text is None else text.split(","):
         key, equals, given = pair.partition("=")
         if key not in known or not equals:
-            options = " and ".join(f"{name}=..." for name in known)
+            *others, last = (f"{name}=..." for name in known)
+            options = f"{', '.join(others)} and {last}" if others else last
             raise UsageError(f"--draft {value}: {kind} takes {options}, not '{pair}'")
         if key in found:
             raise UsageError(f"--draft {value}: {key} is given twice: give it once")
@@ -164,9 +175,9 @@ def _pairs(value: str, kind: str, text: str | None, known: tuple[str, ...]) -> d
     return found
 
 
-def _whole(value: str, name: str, text: str, most: int | None = None) -> int:
+def _whole(value: str, name: str, text: str, most: int | None = None, least: int = 1) -> int:
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
-    if number < 1 or (most is not None and number > most):
-        wanted = "1 or above" if most is None else f"between 1 and {most}"
+    if number < least or (most is not None and number > most):
+        wanted = f"{least} or above" if most is None else f"between {least} and {most}"
         raise UsageError(f"--draft {value}: {name} must be {wanted}, not '{text}'")
     return number

@@ -1,4 +1,4 @@
-"""Guesses that share their beginnings, as the tree that a draft can be (`specdec_cli.decoding.tree`). Needs no torch."""
+"""Guesses that share their beginnings, as a tree (see `specdec_cli.decoding.tree`). Needs no torch."""
 
 from __future__ import annotations
 
