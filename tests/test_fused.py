@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec_cli.runtime import fused
 from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.quantize import Int8Linear
+from specdec_cli.runtime.quantized_linear import Int8Linear
 
 JOINED = ("llama", "mistral", "qwen2", "qwen3")
 PROMPT = torch.tensor([5, 80, 33, 7, 121, 9, 64, 200, 17, 3, 90, 41, 18, 77, 250])  # longer than the sliding window

@@ -26,7 +26,8 @@ from specdec_cli.runtime import gguf_bits, loading
 from specdec_cli.runtime.gguf_bits import GgufWeights, keeps_bits, kept_bytes, load_gguf
 from specdec_cli.runtime.gguf_file import read_gguf
 from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.quantize import Int4Linear, Int8Linear, QuantizedLinear, weight_bytes
+from specdec_cli.runtime.quantize import weight_bytes
+from specdec_cli.runtime.quantized_linear import Int4Linear, Int8Linear, QuantizedLinear
 
 Specdec = Callable[..., tuple[int, str, str]]
 INT4, INT8 = ("Q4_0", "Q4_1", "Q4_K"), ("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K", "Q3_K", "IQ4_NL")

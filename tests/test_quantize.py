@@ -24,13 +24,17 @@ from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.measurement.fidelity import compare, greedy_answers
 from specdec_cli.prompts import builtin_names, builtin_prompts
 from specdec_cli.runtime import quantize as q
+from specdec_cli.runtime import quantized_linear as ql
 from specdec_cli.runtime.cut_head import CutHead, cut_head, kept_tokens
 from specdec_cli.runtime.kv_cache import TransformersModel
+from specdec_cli.runtime.w8a8 import W8A8Linear
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 Specdec = Callable[..., tuple[int, str, str]]
 CPU = torch.device("cpu")
 SAMPLED = SamplingSettings(temperature=1.0)
+# What rounds activations too has its own tests (test_w8a8.py).
+WEIGHT_ONLY = {"int8": ql.Int8Linear, "int4": ql.Int4Linear}
 GREEDY = SamplingSettings(temperature=0.0)
 # Rows and columns: multiples of every block, of some of them, of none; one of each; more than is rounded at once.
 SHAPES = [(64, 64), (96, 32), (16, 576), (48, 100), (17, 33), (257, 40), (1, 1), (5, 7), (4200, 31)]
@@ -39,11 +43,11 @@ SHAPES = [(64, 64), (96, 32), (16, 576), (48, 100), (17, 33), (257, 40), (1, 1),
 def dequantized(weight: Tensor, how: str) -> Tensor:
     """What the rounded weights stand for, in float64."""
     if how == "int8":
-        codes, scales = q.int8_codes(weight)
+        codes, scales = ql.int8_codes(weight)
         return codes.double() * scales.double()[:, None]
-    filled = torch.nn.functional.pad(weight, (0, -weight.shape[1] % q.GROUP))
-    codes, scales, offsets = q.int4_codes(filled)
-    groups = codes.double().unflatten(1, (-1, q.GROUP)) - 8
+    filled = torch.nn.functional.pad(weight, (0, -weight.shape[1] % ql.GROUP))
+    codes, scales, offsets = ql.int4_codes(filled)
+    groups = codes.double().unflatten(1, (-1, ql.GROUP)) - 8
     values = groups * scales.double()[..., None] + offsets.double()[..., None]
     return values.flatten(1)[:, : weight.shape[1]]
 
@@ -70,14 +74,14 @@ def quantized(family: str, how: str, **more: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------ layers
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
 def test_a_rounded_layer_computes_what_its_codes_stand_for(how: str, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator)
     meant = dequantized(weight, how)
     for bias in (None, torch.randn(shape[0], generator=generator)):
-        layer = q.KINDS[how].rounded(weight, bias)
+        layer = WEIGHT_ONLY[how].rounded(weight, bias)
         for rows in (1, 3, 5, 9):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 # Values that bfloat16 holds, so that the reference starts from the same.
@@ -93,36 +97,36 @@ def test_a_rounded_layer_computes_what_its_codes_stand_for(how: str, shape: tupl
                 assert (out.double() - exact).norm() <= 2**-7 * (exact.norm() + 1e-3)
 
 
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 def test_codes_are_within_half_a_step_of_the_weights(how: str) -> None:
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 64)[:, None]
     error = (dequantized(weight, how) - weight).abs()
     if how == "int8":
         step = weight.abs().amax(1, keepdim=True) / 127
     else:
-        low, high = weight.unflatten(1, (-1, q.GROUP)).aminmax(dim=-1)
-        step = ((high - low) / 15).repeat_interleave(q.GROUP, dim=1)
+        low, high = weight.unflatten(1, (-1, ql.GROUP)).aminmax(dim=-1)
+        step = ((high - low) / 15).repeat_interleave(ql.GROUP, dim=1)
     # The scale and the offset are bfloat16, so the ends of the range may be a little beyond the last step.
     assert (error <= 0.57 * step).all()
     assert error.mean() <= 0.27 * step.mean()
 
 
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 @pytest.mark.parametrize("value", [0.0, 0.37, -1e-30])
 def test_weights_that_are_all_alike(how: str, value: float) -> None:
     weight = torch.full((16, 64), value)
     assert torch.allclose(dequantized(weight, how).float(), weight, rtol=2**-8, atol=1e-30)
-    out = q.KINDS[how].rounded(weight, None)(torch.ones(1, 64))
+    out = WEIGHT_ONLY[how].rounded(weight, None)(torch.ones(1, 64))
     assert torch.allclose(out, torch.full((1, 16), 64 * value), rtol=2**-7, atol=1e-28)
 
 
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 @pytest.mark.parametrize("shape", [(64, 64), (130, 40), (1, 33), (4200, 300)], ids=lambda s: f"{s[0]}x{s[1]}")
 def test_many_rows_of_input_give_what_few_give(how: str, shape: tuple[int, int]) -> None:
     """On both sides of where the weights are unpacked for an ordinary product, which rounds each of them once more."""
     generator = torch.Generator().manual_seed(shape[1])
     weight, bias = torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator)
-    layer = q.KINDS[how].rounded(weight, bias)
+    layer = WEIGHT_ONLY[how].rounded(weight, bias)
     states = torch.randn(layer.many_rows, shape[1], generator=generator).bfloat16()
     exact = states.double() @ dequantized(weight, how).T + bias.double()
     for rows in (layer.many_rows - 1, layer.many_rows):
@@ -137,29 +141,29 @@ def test_int4_codes_come_back_from_their_packing(
     known: bool, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not known:
-        monkeypatch.setattr(q, "_packing", lambda: None)
+        monkeypatch.setattr(ql, "_packing", lambda: None)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    layer = q.Int4Linear.rounded(weight, None)
-    codes, _, _ = q.int4_codes(weight)
-    assert torch.equal(q.unpack(layer.packed).t()[: shape[0]], codes)
+    layer = ql.Int4Linear.rounded(weight, None)
+    codes, _, _ = ql.int4_codes(weight)
+    assert torch.equal(ql.unpack(layer.packed).t()[: shape[0]], codes)
     many = torch.randn(layer.many_rows, shape[1]).bfloat16()
     assert torch.allclose(layer(many), layer._product(many)[:, : shape[0]], rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize("how", ["none", *q.KINDS])
+@pytest.mark.parametrize("how", ["none", *WEIGHT_ONLY])
 @pytest.mark.parametrize("columns", [64, 40])
 def test_rows_of_a_layer_are_a_layer(how: str, columns: int) -> None:
     weight, bias = torch.randn(150, columns), torch.randn(150)
     for given in (bias, None):
-        layer = q.plain_linear(weight, given) if how == "none" else q.KINDS[how].rounded(weight, given)
+        layer = ql.plain_linear(weight, given) if how == "none" else WEIGHT_ONLY[how].rounded(weight, given)
         ids = torch.tensor([149, 0, 3, 3, 64, 63, 100])
-        part = q.take_rows(layer, ids)
+        part = ql.take_rows(layer, ids)
         assert type(part) is type(layer)
         states = torch.randn(3, columns)
         assert torch.allclose(part(states), layer(states)[:, ids], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["none", *q.KINDS])
+@pytest.mark.parametrize("how", ["none", *WEIGHT_ONLY])
 @pytest.mark.parametrize("sizes", [(128, 64, 64), (64, 30, 1), (48, 16, 16)], ids=str)
 @pytest.mark.parametrize("biases", ["all", "some", "none"])
 def test_joined_layers_compute_what_they_computed_apart(how: str, sizes: tuple[int, ...], biases: str) -> None:
@@ -167,8 +171,8 @@ def test_joined_layers_compute_what_they_computed_apart(how: str, sizes: tuple[i
     for i, size in enumerate(sizes):
         bias = torch.randn(size) if biases == "all" or (biases == "some" and i == 1) else None
         weight = torch.randn(size, 72)
-        layers.append(q.plain_linear(weight, bias) if how == "none" else q.KINDS[how].rounded(weight, bias))
-    joined: Any = q.join_rows(layers)
+        layers.append(ql.plain_linear(weight, bias) if how == "none" else WEIGHT_ONLY[how].rounded(weight, bias))
+    joined: Any = ql.join_rows(layers)
     assert (type(joined), joined.in_features, joined.out_features) == (type(layers[0]), 72, sum(sizes))
     assert (joined.bias is None) == (biases == "none")
     for rows in (1, 5, 9):
@@ -182,24 +186,24 @@ def test_joined_layers_compute_what_they_computed_apart(how: str, sizes: tuple[i
 
 def test_layers_that_cannot_be_joined_say_so() -> None:
     a, b = nn.Linear(32, 4), nn.Linear(64, 4)
-    for layers in ([a, b], [a, q.Int8Linear.rounded(a.weight, None)], [Conv1D(4, 4)]):
+    for layers in ([a, b], [a, ql.Int8Linear.rounded(a.weight, None)], [Conv1D(4, 4)]):
         with pytest.raises(ValueError, match="joined"):
-            q.join_rows(layers)
+            ql.join_rows(layers)
 
 
 def test_codes_are_the_same_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(300, 64)
-    for kind in q.KINDS.values():
+    for kind in WEIGHT_ONLY.values():
         whole = kind.rounded(weight, None)
         with monkeypatch.context() as patch:
-            patch.setattr(q, "AT_ONCE", 64 * 128)
+            patch.setattr(ql, "AT_ONCE", 64 * 128)
             parts = kind.rounded(weight, None)
         for name, buffer in whole.named_buffers():
             assert torch.equal(buffer, dict(parts.named_buffers())[name])
 
 
 # ------------------------------------------------------------------------------------------ models
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 @pytest.mark.parametrize("family", tiny.ROLLABLE)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_every_linear_layer_is_rounded_heads_included_and_the_table_stays(family: str, tied: bool, how: str) -> None:
@@ -207,9 +211,9 @@ def test_every_linear_layer_is_rounded_heads_included_and_the_table_stays(family
     linear = [m for m in plain.modules() if type(m) in (nn.Linear, Conv1D)]
     made = quantized(family, how, tie_word_embeddings=tied)
     assert not [m for m in made.modules() if type(m) in (nn.Linear, Conv1D)]
-    assert sum(isinstance(m, q.QuantizedLinear) for m in made.modules()) == len(linear)
+    assert sum(isinstance(m, ql.QuantizedLinear) for m in made.modules()) == len(linear)
     assert torch.equal(made.get_input_embeddings().weight, plain.get_input_embeddings().weight)
-    assert isinstance(made.get_output_embeddings(), q.KINDS[how])
+    assert isinstance(made.get_output_embeddings(), WEIGHT_ONLY[how])
     ids = torch.arange(20)[None]
     with torch.inference_mode():
         ours = made(input_ids=ids).logits
@@ -221,7 +225,7 @@ def test_every_linear_layer_is_rounded_heads_included_and_the_table_stays(family
     assert (ours - exact).std() > 0.002 * spread  # and it was rounded indeed
 
 
-@pytest.mark.parametrize("how", q.KINDS)
+@pytest.mark.parametrize("how", WEIGHT_ONLY)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_greedy_text_of_a_rounded_target_is_transformers_on_the_same_weights(family: str, how: str) -> None:
     """Except where two tokens are nearly tied: the rounded layers compute in bfloat16, the reference in float32."""
@@ -255,10 +259,10 @@ def test_greedy_text_of_a_rounded_target_is_transformers_on_the_same_weights(fam
 
 
 def test_auto_keeps_the_fastest_and_says_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"none": 3.0, "int8": 1.0, "int4": 2.0}
+    clock = {"none": 3.0, "int8": 1.0, "w8a8": 4.0, "int4": 2.0}
     now = [0.0]
     made = tiny.model()
-    kinds = {nn.Linear: "none", q.Int8Linear: "int8", q.Int4Linear: "int4"}
+    kinds = {nn.Linear: "none", ql.Int8Linear: "int8", W8A8Linear: "w8a8", ql.Int4Linear: "int4"}
     head = made.get_output_embeddings
 
     def step(**inputs: Any) -> None:
@@ -266,7 +270,8 @@ def test_auto_keeps_the_fastest_and_says_what_it_measured(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(q.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(type(made), "forward", lambda self, **inputs: step(**inputs))
-    for fastest in ("int8", "int4", "none"):
+    monkeypatch.setattr(q, "is_exact", lambda: True)
+    for fastest in ("int8", "w8a8", "int4", "none"):
         made = tiny.model()
         head = made.get_output_embeddings
         clock[fastest] = 0.5
@@ -275,6 +280,17 @@ def test_auto_keeps_the_fastest_and_says_what_it_measured(monkeypatch: pytest.Mo
         assert f"{fastest} 0.5" in words
         assert {kinds[type(m)] for m in made.modules() if type(m) in kinds} == {fastest}
         clock[fastest] = 5.0
+    clock |= {"int8": 0.51, "w8a8": 0.5}  # hardly slower, and more like the whole weights
+    made = tiny.model()
+    head = made.get_output_embeddings
+    assert q.quantize(made, "auto", CPU, "--draft-quantize")[0] == "int8"
+
+
+def test_w8a8_is_refused_where_sums_of_bytes_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(q, "is_exact", lambda: False)
+    with pytest.raises(UsageError, match=r"--quantize w8a8: this CPU .* choose int8"):
+        q.quantize(tiny.model(), "w8a8", CPU, "--quantize")
+    assert "w8a8" not in q.quantize(tiny.model(), "auto", CPU, "--draft-quantize")[1]
 
 
 # --------------------------------------------------------------------------------------- exactness
@@ -289,7 +305,7 @@ def close_draft(**more: Any) -> Any:
 
 
 @pytest.mark.exactness
-@pytest.mark.parametrize("kind", ["int8", "int4", "cut and int4"])
+@pytest.mark.parametrize("kind", ["int8", "w8a8", "int4", "cut and int4"])
 def test_a_cheap_draft_leaves_the_targets_distribution(kind: str) -> None:
     """First tokens of real rounds, after a prompt of one token, so that a sample costs three short passes."""
     more: dict[str, Any] = {"num_hidden_layers": 1, "initializer_range": 0.2}

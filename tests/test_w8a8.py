@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from specdec_cli.runtime import w8a8
-from specdec_cli.runtime.quantize import int8_codes
+from specdec_cli.runtime.quantized_linear import int8_codes
 from specdec_cli.runtime.w8a8 import W8A8Linear
 
 pytestmark = pytest.mark.skipif(not w8a8.is_exact(), reason="this CPU adds products of bytes with loss")

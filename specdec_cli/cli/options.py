@@ -35,6 +35,7 @@ class Quantize(StrEnum):
     keep = "keep"
     none = "none"
     int8 = "int8"
+    w8a8 = "w8a8"
     int4 = "int4"
 
 
@@ -44,6 +45,7 @@ class DraftQuantize(StrEnum):
     keep = "keep"
     none = "none"
     int8 = "int8"
+    w8a8 = "w8a8"
     int4 = "int4"
     auto = "auto"
 

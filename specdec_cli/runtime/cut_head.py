@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_cli.errors import UsageError
 from specdec_cli.prompts import builtin_names, builtin_prompts
-from specdec_cli.runtime.quantize import QuantizedLinear, take_rows
+from specdec_cli.runtime.quantized_linear import QuantizedLinear, take_rows
 
 OPTION = "--draft-vocab"
 

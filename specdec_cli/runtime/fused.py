@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from specdec_cli.runtime.quantize import join_rows
+from specdec_cli.runtime.quantized_linear import join_rows
 
 # transformers' classes, by name: importing all of these families' modules takes seconds.
 ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
@@ -42,8 +42,8 @@ def join(model: PreTrainedModel) -> int:
         children = dict(parent.named_children())
         if "rotary_emb" in children and _all_known(parent):
             parent.rotary_emb = SignedRotary(children["rotary_emb"])
-            for layer in parent.layers:  # type: ignore[union-attr]
-                layer.self_attn = JoinedAttention(layer.self_attn)  # type: ignore[union-attr]
+            for layer in parent.layers:
+                layer.self_attn = JoinedAttention(layer.self_attn)
                 replaced += 1
         for name, child in children.items():
             if type(child).__name__ in MLPS:
@@ -153,15 +153,23 @@ class JoinedMLP(nn.Module):
 
 def pack(model: nn.Module) -> int:
     """Lay out the bfloat16 weights of linear layers for this CPU; how many layers were replaced."""
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return 0
     replaced = 0
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer.weight.dtype == torch.bfloat16 and layer.weight.device.type == "cpu":
-                setattr(parent, name, (Float32Linear if layer.weight.numel() <= SMALL else PackedLinear)(layer))
+            packed = packed_layer(layer)
+            if packed is not layer:
+                setattr(parent, name, packed)
                 replaced += 1
     return replaced
+
+
+def packed_layer(layer: nn.Module) -> nn.Module:
+    """A linear layer as it is computed quickest here; any other layer, and one of another type or device, as it is."""
+    if type(layer) is not nn.Linear or layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu":
+        return layer
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return layer
+    return Float32Linear(layer) if layer.weight.numel() <= SMALL else PackedLinear(layer)
 
 
 class PackedLinear(nn.Module):

@@ -36,7 +36,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from specdec_cli.runtime.gguf_file import StoredTensor, read_gguf
-from specdec_cli.runtime.quantize import GROUP, Int4Linear, Int8Linear, QuantizedLinear, int8_codes, row_blocks
+from specdec_cli.runtime.quantized_linear import GROUP, Int4Linear, Int8Linear, QuantizedLinear, int8_codes, row_blocks
 
 # Of these, what is done to a matrix is at most another order of its rows.
 MOVES_ROWS_ONLY = (

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from specdec_cli.runtime.quantize import QuantizedLinear, int8_codes, row_blocks
+from specdec_cli.runtime.quantized_linear import QuantizedLinear, int8_codes, row_blocks
 
 WIDE = 3  # outputs for each input from which a layout of its own pays; measured at 1 to 9 rows
 LARGEST = 127  # step of an activation
