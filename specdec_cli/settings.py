@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from specdec_cli.errors import UsageError
+from specdec_cli.ranges import LARGEST
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
@@ -23,7 +24,7 @@ K_RULES = ("auto", "heuristic")
 
 
 def _is_k(value: KChoice) -> bool:
-    return value in K_RULES if isinstance(value, str) else value >= 1
+    return value in K_RULES if isinstance(value, str) else 1 <= value <= LARGEST
 
 
 def _require_draft_stop(value: float) -> None:
@@ -140,8 +141,8 @@ class GenerationSettings:
         _require_draft_stop(self.draft_stop)
         _require(
             _is_k(self.num_draft_tokens),
-            f"--k must be 1 or above, {' or '.join(K_RULES)}, not {self.num_draft_tokens}; for plain decoding use "
-            f"--draft {NO_DRAFT}",
+            f"--k must be from 1 to {LARGEST}, {' or '.join(K_RULES)}, not {self.num_draft_tokens}; for plain decoding "
+            f"use --draft {NO_DRAFT}",
         )
         _require(self.max_new_tokens >= 1, f"--max-new-tokens must be 1 or above, not {self.max_new_tokens}")
         _require("" not in self.stop_strings, "--stop is empty: give the text that ends the generation")
@@ -183,7 +184,7 @@ class BenchSettings:
         )
         _require(
             bool(self.ks) and all(map(_is_k, self.ks)),
-            f"--k must be 1 or above, or {' or '.join(K_RULES)}; plain decoding is measured beside it anyway",
+            f"--k must be from 1 to {LARGEST}, {' or '.join(K_RULES)}; plain decoding is measured beside it anyway",
         )
         _require(self.max_new_tokens >= 2, f"--max-new-tokens must be 2 or above here, not {self.max_new_tokens}")
         _require(self.limit >= 0, f"--limit must be 0 (all prompts) or above, not {self.limit}")

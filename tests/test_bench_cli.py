@@ -614,6 +614,20 @@ def test_what_was_mended_stays_so(specdec: Specdec, kept: Kept, watch: Watch) ->
         assert len(watch.calls) == expected
 
 
+def test_results_stand_in_the_file_once_however_often_it_is_resumed(specdec: Specdec, kept: Kept, watch: Watch) -> None:
+    """Behind all runs; also where an earlier session left its results between them."""
+    results = [line for line in lines_of(kept.content.decode()) if line["kind"] == "result"]
+    for before in (kept.content, b"".join([*kept.lines[:4], kept.lines[-1], *kept.lines[4:]])):
+        kept.path.write_bytes(before)
+        for _ in range(2):
+            watch.clear()
+            assert specdec(*kept.command)[0] == 0
+            assert len(watch.calls) == 3  # the controls
+            lines = lines_of(kept.path.read_text(encoding="utf-8"))
+            assert [line["kind"] for line in lines][-len(results) :] == ["result"] * len(results)
+            assert Counter(line["kind"] for line in lines)["result"] == len(results)
+
+
 def test_a_resumed_session_reports_all_blocks_once(specdec: Specdec, kept: Kept) -> None:
     lines = kept.lines
     kept.path.write_bytes(b"".join([*lines[:6]]))
@@ -852,15 +866,16 @@ def test_an_export_has_stdout_for_itself(specdec: Specdec, options: tuple[str | 
     assert json.loads(path.read_text())["recommendation"][0]["k"] == config["num_speculative_tokens"]
 
 
-def test_an_export_is_refused_where_the_tool_refuses_the_pair_but_the_plot_is_there(
-    specdec: Specdec, checkpoints: Models, prompts: Path, tmp_path: Path
+def test_an_export_is_refused_before_anything_is_measured(
+    specdec: Specdec, checkpoints: Models, prompts: Path, tmp_path: Path, watch: Watch
 ) -> None:
     plot = tmp_path / "sweep.png"
     chosen = ("--target", checkpoints.target, "--draft", checkpoints.padded, "--dtype", "float32", "--prompts", prompts)
     code, out, err = specdec("sweep-k", *chosen, "-n", "6", "--k", "1", "--export", "vllm", "--plot", plot, "--quiet")
     assert (code, out) == (3, "")
     assert "--export vllm: vLLM would refuse this pair, which works here" in err
-    assert plot.stat().st_size > 1000
+    assert not plot.exists()
+    assert not watch.warm + watch.calls
 
 
 def sweep_of_large_figures() -> dict[str, Any]:

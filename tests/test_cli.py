@@ -303,8 +303,8 @@ def refused(result: tuple[int, str, str], code: int) -> str:
 
 
 BAD_OPTIONS: list[tuple[list[str], str]] = [
-    (["--k", "0"], "--k must be 1 or above, auto or heuristic, not 0; for plain decoding use --draft none"),
-    (["-k", "-1"], "--k must be 1 or above, auto or heuristic, not -1"),
+    (["--k", "0"], "--k must be from 1 to 1000, auto or heuristic, not 0; for plain decoding use --draft none"),
+    (["-k", "-1"], "--k must be from 1 to 1000, auto or heuristic, not -1"),
     (["--k", "x"], "--k must be a number of 1 or above, auto or heuristic, not 'x'"),
     (["--k", "1.5"], "--k must be a number of 1 or above, auto or heuristic, not '1.5'"),
     (["--k", ""], "--k must be a number of 1 or above, auto or heuristic"),

@@ -325,7 +325,7 @@ def test_draft_stop_is_a_probability(specdec: Callable[..., tuple[int, str, str]
         assert "--draft-stop" in err
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "four", "automatic", ""])
+@pytest.mark.parametrize("value", ["0", "-1", "100000", "four", "automatic", ""])
 def test_k_is_a_number_or_a_rule(specdec: Callable[..., tuple[int, str, str]], value: str) -> None:
     for command in (["generate", "x"], ["bench"]):
         code, out, err = specdec(*command, f"--k={value}")

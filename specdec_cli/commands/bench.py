@@ -31,7 +31,7 @@ from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
-from specdec_cli.reports.runs_file import RunsFile, drop_torn_line, read_runs
+from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
@@ -128,6 +128,9 @@ def run(request: BenchRequest) -> int:
     pairs = load_pairs(request.target, [model for _, model in request.drafts], report)
     for note in (note for pair in pairs for note in pair.notes):
         report(f"note: {note}")
+    if request.export is not None:
+        for (spec, _), pair in zip(request.drafts, pairs, strict=True):  # any of them may turn out the best
+            export(_recommendation(request, spec, pair, k=1, temperature=0.0), request.export)
     dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
     for number, dialogue in enumerate(dialogues, start=1):
         dialogue.require_room(number)
@@ -285,7 +288,7 @@ def _document(
             result["lossless"] |= {"checked": False, "identical": None}
     if request.check_distribution and not session.interrupted:
         try:
-            _check_distributions(contests, dialogues, results)
+            _check_distributions(request, contests, dialogues, results)
         except KeyboardInterrupt:  # what was measured is worth showing
             session.interrupted = True
     checkpoint = pairs[0].checkpoint
@@ -326,23 +329,32 @@ def _quantisation(
 
 
 def _check_distributions(
-    contests: dict[float, Contest], dialogues: Sequence[_Dialogue], results: Sequence[dict[str, Any]]
+    request: BenchRequest,
+    contests: dict[float, Contest],
+    dialogues: Sequence[_Dialogue],
+    results: Sequence[dict[str, Any]],
 ) -> None:
     prompts = [dialogue.prompt_ids(()) for dialogue in dialogues]
     chosen: dict[float, Sequence[int]] = {}
-    for result in results:
-        contest = contests[result["temperature"]]
-        if result["category"] != summary.ALL or result["temperature"] == 0:
-            continue
-        arm = next(a for a in contest.arms if (a.name, a.k) == (result["draft"], result["k"]))
-        assert isinstance(arm, LoopArm)
-        t = result["temperature"]
-        if t not in chosen:
-            chosen[t] = least_certain(arm.target, prompts, contest.sampling)
-        check = check_first_tokens(
-            arm.target, arm.drafter, chosen[t], contest.sampling, arm.k if isinstance(arm.k, int) else FIRST
-        )
-        result["lossless"] |= {"checked": True, "identical": None, "distribution": asdict(check)}
+    sampled = [r for r in results if r["category"] == summary.ALL and r["temperature"] > 0]
+    with _progress(PipeConsole(stderr=True, highlight=False), request.quiet) as progress:
+        for result in progress.track(sampled, description="checking distributions"):
+            _check_distribution(result, contests[result["temperature"]], prompts, chosen)
+
+
+def _check_distribution(
+    result: dict[str, Any], contest: Contest, prompts: Sequence[Sequence[int]], chosen: dict[float, Sequence[int]]
+) -> None:
+    """Sample one arm; `chosen` remembers each temperature's prompt."""
+    arm = next(a for a in contest.arms if (a.name, a.k) == (result["draft"], result["k"]))
+    assert isinstance(arm, LoopArm)
+    t = result["temperature"]
+    if t not in chosen:
+        chosen[t] = least_certain(arm.target, prompts, contest.sampling)
+    check = check_first_tokens(
+        arm.target, arm.drafter, chosen[t], contest.sampling, arm.k if isinstance(arm.k, int) else FIRST
+    )
+    result["lossless"] |= {"checked": True, "identical": None, "distribution": asdict(check)}
 
 
 def _exit_code(request: BenchRequest, session: Session, record: dict[str, Any]) -> int:
@@ -368,7 +380,7 @@ def _open_lines(request: BenchRequest, stack: ExitStack, head: dict[str, Any], k
     """Where every run goes as it comes: the file of --resume, and what --format jsonl writes to."""
     lines = []
     if request.resume is not None:
-        drop_torn_line(request.resume)
+        keep_runs(request.resume)
         lines.append(RunsFile(stack.enter_context(request.resume.open("a", encoding="utf-8"))))
         if not request.resume.stat().st_size:
             lines[0].write("session", head)
@@ -434,14 +446,17 @@ def _exported(request: BenchRequest, pairs: Sequence[Pair], record: dict[str, An
     """The best point in the words of the tool that --export names."""
     best = max(record["recommendation"], key=lambda point: point["speedup"])
     spec, pair = next((s, p) for (s, _), p in zip(request.drafts, pairs, strict=True) if s.name == best["draft"])
+    return export(_recommendation(request, spec, pair, best["k"], best["temperature"]), request.export or "")
+
+
+def _recommendation(request: BenchRequest, spec: DraftSpec, pair: Pair, k: int, temperature: float) -> Recommendation:
     facts = pair.facts_for_other_tools()
     if spec.prompt_lookup is not None:
         facts |= dict(zip(("lookup_max", "lookup_min"), spec.prompt_lookup, strict=True))
     target, draft = (
         str(EMBEDDED.get(source, source)) for source in (request.target.source, spec.model or PROMPT_LOOKUP)
     )
-    recommendation = Recommendation(target=target, draft=draft, k=best["k"], temperature=best["temperature"], **facts)
-    return export(recommendation, request.export or "")
+    return Recommendation(target=target, draft=draft, k=k, temperature=temperature, **facts)
 
 
 def _machine(record: dict[str, Any]) -> str:

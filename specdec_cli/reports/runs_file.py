@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from specdec_cli.errors import UsageError
-from specdec_cli.reports.export import to_json
+from specdec_cli.reports.export import to_json, whole_file
 
 # What may differ between a session and the one that resumes it: the prompts that are measured, and how many.
 MAY_DIFFER = ("limit",)
@@ -91,10 +91,18 @@ class RunsFile:
         self._file.flush()
 
 
-def drop_torn_line(path: Path) -> None:
-    """Cut a last line that was not finished, so that what is appended begins a new one."""
-    if path.is_file():
-        os.truncate(path, _end(path.read_bytes()))
+def keep_runs(path: Path) -> None:
+    """Make room for a session that goes on: cut a last line that was not finished, and the results so far."""
+    if not path.is_file():
+        return
+    content = path.read_bytes()
+    lines = content[: _end(content)].splitlines(keepends=True)
+    kept = b"".join(line for line in lines if json.loads(line)["kind"] != "result")
+    if kept == content[: len(kept)]:  # what goes stands at the end, as it does unless a session was resumed before
+        os.truncate(path, len(kept))
+        return
+    with whole_file(path) as file:
+        file.write(kept.decode("utf-8"))
 
 
 def _end(content: bytes) -> int:
