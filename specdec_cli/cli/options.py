@@ -112,8 +112,8 @@ QuantizeOption = Annotated[
     _option(
         "--quantize",
         panel=MODELS,
-        help="Bits of the target's weights. keep: a .gguf file's own on a CPU, else none; int8 and int4 round them: "
-        "faster, but another model.",
+        help="Bits of the target's weights. keep: a .gguf file's own on a CPU, else none; int8, w8a8 (activations too) "
+        "and int4 round them: faster, but another model.",
     ),
 ]
 DraftQuantizeOption = Annotated[
