@@ -384,7 +384,10 @@ def test_the_demo_pair_is_measured(quiet_machine: None, specdec: Specdec) -> Non
     assert code == 0, err
     document = json.loads(out)
     measured = document["pairs"][0]["probe"]
-    assert list(measured) == ["agreement", "acceptance", "cost", "predicted", "use", "sentence"]
+    assert list(measured) == [
+        *("agreement", "acceptance", "cost", "predicted", "use", "sentence", "target", "draft", "quantisation")
+    ]
+    assert measured["quantisation"] is None
     assert [a["temperature"] for a in measured["acceptance"]] == [0.0, 1.0]
     assert [entry["k"] for entry in measured["cost"]["v"]] == list(range(1, 17))
     first, predicted = measured["acceptance"][0], measured["predicted"][0]
@@ -435,3 +438,24 @@ def test_a_probe_that_fails_keeps_the_other_answers(
     check = document["checks"][-1]
     assert (check["name"], check["decided"]) == ("probe", False)
     assert check["remedy"] == str(error).partition(": ")[2]
+
+
+def test_a_quantised_target_is_compared_with_itself(pair: tuple[str, ...], specdec: Specdec) -> None:
+    cheap = ["--quantize", "int8", "--draft-quantize", "int4", "--draft-vocab", "100"]
+    code, out, err = specdec("pair-check", *pair, "--probe", *cheap, "--format", "json")
+    assert code == 0, err
+    document = json.loads(out)
+    measured = document["pairs"][0]["probe"]
+    assert 0.8 < measured["quantisation"]["overlap"] < 1
+    assert measured["quantisation"]["positions"] == 2 * command.COMPARED_TOKENS
+    assert (measured["target"]["quantize"], measured["draft"]["quantize"]) == ("int8", "int4")
+    assert measured["draft"]["head_rows"] < tiny.VOCAB_SIZE
+    assert document["settings"]["target"]["quantize"] == "int8"
+    check = next(c for c in document["pairs"][0]["checks"] if c["name"] == "quantised target")
+    assert "int8" in check["detail"]
+    assert "choose the same token at" in check["detail"]
+    assert "target weights rounded to int8" in err
+    memory = document["pairs"][0]["memory"]["target"]
+    assert memory["weights_bytes"] < memory["parameters"] * 2.5  # an embedding in float32, the rest in bytes
+    code, plain, _ = specdec("pair-check", *pair, "--format", "json")
+    assert json.loads(plain)["pairs"][0]["memory"]["target"]["weights_bytes"] == memory["parameters"] * 4

@@ -9,6 +9,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
+from specdec_cli.settings import AUTO
 
 CHECKS = "Checks"
 
@@ -29,6 +30,9 @@ def pair_check(
     draft_device: o.DraftDeviceOption = None,
     dtype: o.DtypeOption = o.Dtype.auto,
     draft_dtype: o.DraftDtypeOption = None,
+    quantize: o.QuantizeOption = o.Quantize.keep,
+    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.keep,
+    draft_vocab: o.DraftVocabOption = AUTO,
     revision: o.RevisionOption = None,
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
@@ -68,7 +72,8 @@ def pair_check(
 
     models = o.choose_models(
         preset=preset, target=target, drafts=draft or [], device=device,
-        draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype, revision=revision,
+        draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     no_model = next((choice.name for choice in models.drafts if choice.model is None), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError
+from specdec_cli.measurement.fidelity import Fidelity, compare, greedy_answers
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.probe import (
     PREFIX,
@@ -31,13 +32,14 @@ from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
 from specdec_cli.runtime.elsewhere import elsewhere
 from specdec_cli.runtime.inspection import Inspection, inspect_checkpoint
 from specdec_cli.runtime.loading import Checkpoint
-from specdec_cli.runtime.pair import conversation, load_pair
+from specdec_cli.runtime.pair import Pair, conversation, describe, load_pair, load_unquantised
 from specdec_cli.runtime.resources import cost, default_context, memory
 from specdec_cli.runtime.sources import Report
 from specdec_cli.runtime.text import is_chat_tokenizer
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 BUILT_IN_PROMPTS = 5
+COMPARED_TOKENS = 16  # of the answer to each prompt, where a quantised target is compared with itself
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -166,6 +168,8 @@ def _probe(
     pair = load_pair(request.target, settings, report)
     assert pair.draft is not None
     assert pair.draft_checkpoint is not None
+    for note in pair.notes:
+        report(note)
     if prompts is None:
         chats = is_chat_tokenizer(pair.checkpoint.tokenizer)
         prompts = builtin_prompts("mixed" if chats else "code")[:BUILT_IN_PROMPTS]
@@ -193,7 +197,31 @@ def _probe(
         ]
     use, sentence = recommendation(found[0], costs)
     made = {"agreement": agreements, **probe_record(found, costs), "use": use, "sentence": sentence}
+    made["target"], made["draft"] = (
+        describe(given, loaded)
+        for given, loaded in ((request.target, pair.checkpoint), (settings, pair.draft_checkpoint))
+    )
+    fidelity = _fidelity(request, pair, ids, report)
+    made["quantisation"] = None if fidelity is None else asdict(fidelity)
+    if fidelity is not None:
+        checks.append(_fidelity_check(fidelity, pair.checkpoint.quantize))
     return [*checks, _speed_check(use, made)], made
+
+
+def _fidelity(request: PairCheckRequest, pair: Pair, ids: Sequence[Sequence[int]], report: Report) -> Fidelity | None:
+    """How far a quantised target is from itself; None where it is not, or that cannot be told."""
+    whole = load_unquantised(request.target, pair, report)
+    if whole is None:
+        return None
+    return compare(pair.target, whole, greedy_answers(pair.target, ids, COMPARED_TOKENS))
+
+
+def _fidelity_check(found: Fidelity, quantize: str) -> Check:
+    detail = (
+        f"{quantize}: its distributions overlap by {found.overlap:.3f} with those of the target without quantisation, "
+        f"and both choose the same token at {found.greedy_agreement:.1%} of {found.positions} positions"
+    )
+    return Check("quantised target", "ok", detail)
 
 
 def _longest(ids: Sequence[list[int]]) -> list[int]:
@@ -203,7 +231,8 @@ def _longest(ids: Sequence[list[int]]) -> list[int]:
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    return str(checkpoint.dtype).removeprefix("torch.")
+    """The type whose rounding its logits show."""
+    return str(checkpoint.coarsest_dtype).removeprefix("torch.")
 
 
 def _cache_check(role: str, agreement: Agreement, dtype: str) -> Check:

@@ -10,11 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specdec_cli.quantities import counted
 from specdec_cli.reports import verdict
 from specdec_cli.reports.rows import flatten
-from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB
+from specdec_cli.settings import KEEP, NOT_QUANTIZED, WHOLE_VOCAB
 
 ALL = "all"
+ROUNDED = ("int8", "w8a8", "int4", KEEP)  # what a target's weights may be, beside those that nothing was done to
 # Too long for a table's cell, or said in the verdict.
 NOT_IN_ROWS = ("samples", "per_position", "first_difference")
 
@@ -44,7 +46,8 @@ def sweep_report(document: dict[str, Any]) -> Group:
     whole = _whole(document["results"])
     for temperature, draft in dict.fromkeys((r["temperature"], r["draft"]) for r in whole):
         points = [r for r in whole if (r["temperature"], r["draft"]) == (temperature, draft)]
-        head = f"{_draft_title(document, draft)}, temperature {temperature:g}: {points[0]['prompts']} answers, "
+        answers = counted(points[0]["prompts"], "answer")
+        head = f"{_draft_title(document, draft)}, temperature {temperature:g}: {answers}, "
         parts += [
             Text(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", style="bold"),
             _sweep_table(points),
@@ -68,7 +71,7 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
         {
             "draft": r["draft"],
             **({"simulated": " and ".join(parts)} if (parts := pretended(document["settings"])) else {}),
-            **({"target": how} if (how := document["settings"]["target"].get("quantize")) in ("int8", "int4") else {}),
+            **({"target": how} if (how := document["settings"]["target"].get("quantize")) in ROUNDED else {}),
             "K": r["k"],
             "T": r["temperature"],
             **({"category": r["category"]} if len(document["results"]) > len(_whole(document["results"])) else {}),
@@ -123,12 +126,17 @@ def _rounded(document: dict[str, Any]) -> str:
     how = document["settings"]["target"].get("quantize", NOT_QUANTIZED)
     if how == NOT_QUANTIZED:
         return ""
-    text = f"The target's weights are rounded to {how}, which is another model"
+    text = (
+        "The target is in its file's own bits"
+        if how == KEEP
+        else f"The target's weights are rounded to {how}, which is another model"
+    )
     found = document.get("quantisation")
     if found is None:
         return text + "."
+    whole = "the same file computed in 16 or 32 bits" if how == KEEP else "the target as it was"
     return (
-        f"{text}: its distributions overlap by {found['overlap']:.3f} with those of the target as it was, and both "
+        f"{text}: its distributions overlap by {found['overlap']:.3f} with those of {whole}, and both "
         f"choose the same token at {found['greedy_agreement']:.1%} of {found['positions']:,} positions."
     )
 
@@ -136,7 +144,7 @@ def _rounded(document: dict[str, Any]) -> str:
 def _title(name: str, settings: dict[str, Any]) -> str:
     """A model's name, and what made it cheaper."""
     how = settings.get("quantize", NOT_QUANTIZED)
-    return name if how == NOT_QUANTIZED else f"{name} in {how}"
+    return name if how == NOT_QUANTIZED else f"{name} in {'own bits' if how == KEEP else how}"
 
 
 def _draft_title(document: dict[str, Any], name: str) -> str:
@@ -149,7 +157,7 @@ def _draft_title(document: dict[str, Any], name: str) -> str:
 def _headline(document: dict[str, Any], result: dict[str, Any]) -> Text:
     settings = document["settings"]["target"]
     target, draft = _title(settings["source"], settings), _draft_title(document, result["draft"])
-    count = f"{result['prompts']} answers, {result['new_tokens']:,} tokens"
+    count = f"{counted(result['prompts'], 'answer')}, {result['new_tokens']:,} tokens"
     text = f"{target} with {draft}, K {result['k']}, temperature {result['temperature']:g}: {count}"
     return Text(text, style="bold")
 

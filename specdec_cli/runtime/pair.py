@@ -11,7 +11,7 @@ import torch
 
 from specdec_cli.drafters.base import DrafterParts
 from specdec_cli.drafters.spec import DraftSpec
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import OutOfMemoryError, UsageError
 from specdec_cli.prompts import Prompt
 from specdec_cli.runtime.compatibility import (
     VocabularyComparison,
@@ -23,9 +23,9 @@ from specdec_cli.runtime.compatibility import (
 from specdec_cli.runtime.early_exit import EarlyExitModel
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
-from specdec_cli.runtime.sources import Report
+from specdec_cli.runtime.sources import Report, gguf_file, is_converted
 from specdec_cli.runtime.text import TextStream, encode_chat, encode_text, is_chat_tokenizer
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.settings import KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,34 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
     return pairs
 
 
+def load_unquantised(settings: ModelSettings, pair: Pair, report: Report) -> TransformersModel | None:
+    """The target as it would be without its quantisation, to compare it with; None where it has none.
+
+    None too, with the reason told, where it does not fit beside the other, or is a GGUF file that was never converted
+    to 16 bits: that takes a minute and twice or more its size on disk, which nobody asked for.
+    """
+    if pair.checkpoint.quantize == NOT_QUANTIZED or settings.dummy_weights:
+        return None
+    file = gguf_file(settings.source)
+    if pair.checkpoint.quantize == KEEP and file is not None and not is_converted(file):
+        report("the target in its file's own bits is not compared with 16 bits: run it with --quantize none once first")
+        return None
+    report("comparing the quantised target with itself")
+    try:
+        return load_pair(replace(settings, quantize=NOT_QUANTIZED), None, report).target
+    except OutOfMemoryError as error:
+        report(f"no comparison: {error}")
+        return None
+
+
 def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
-    """What was asked for, with the device, the number type and the bits that it came to; for records."""
+    """What was asked for, with the device, number type, bits and head that it came to; for records."""
     return {
         **asdict(settings),
         "device": str(checkpoint.device),
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "quantize": checkpoint.quantize,
+        "vocab": settings.vocab if checkpoint.head_rows < checkpoint.num_rows else WHOLE_VOCAB,
         "head_rows": checkpoint.head_rows,
     }
 

@@ -162,7 +162,8 @@ def _weights_and_cache(side: Inspection, context: int) -> str:
     assert side.weights is not None
     kv = side.kv_bytes(context)
     cache = "a cache of unknown size" if kv is None else f"{_gigabytes(kv)} of cache"
-    return f"{_gigabytes(side.weights.bytes)} in {_dtype(side)} + {cache}"
+    bits = " and quantised layers" if side.weights.rounded else ""
+    return f"{_gigabytes(side.weights.bytes)} in {_dtype(side)}{bits} + {cache}"
 
 
 def cost(target: Inspection, draft: Inspection) -> tuple[Check, dict[str, Any] | None]:

@@ -69,6 +69,11 @@ def gguf_file(source: str) -> Path | None:
     return path if path.is_file() and path.suffix.lower() == ".gguf" else None
 
 
+def is_converted(path: Path) -> bool:
+    """Whether a GGUF file was converted before, so that its dequantised weights cost no minute and no disk."""
+    return (_converted_folder(path) / "config.json").is_file()
+
+
 def cache_folder() -> Path:
     """The user's cache folder for specdec: SPECDEC_CACHE, else the platform's usual place."""
     chosen = os.environ.get("SPECDEC_CACHE")
@@ -96,7 +101,7 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         if file.read(4) != b"GGUF":
             raise UsageError(f"{option} {path} is not a GGUF file (its first bytes are wrong): download it again")
     with _writable_cache():
-        folder = cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
+        folder = _converted_folder(path)
     if (folder / "config.json").is_file():
         return folder
     if weights:
@@ -129,6 +134,10 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _converted_folder(path: Path) -> Path:
+    return cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
 
 
 @contextmanager
