@@ -1,4 +1,4 @@
-"""Sizes and speeds as people write them: 70B parameters, 3.35TB/s, 1979T operations a second."""
+"""Sizes and speeds as people write them: 70B parameters, 3.35TB/s, 1979T operations a second; and counts in words."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def parse_arithmetic(text: str, option: str) -> float:
         UsageError: anything else, or 0.
     """
     return _parse(_ARITHMETIC, text, option, "operations a second, such as 1979T or 312TFLOP/s")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 answer`, `2,000 answers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _parse(pattern: re.Pattern[str], text: str, option: str, wanted: str) -> float:

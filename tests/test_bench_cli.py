@@ -494,7 +494,7 @@ def test_an_interruption_shows_what_is_whole_and_exits_with_130(
     elif output_format == "csv":
         assert len(out.splitlines()) == 2
     else:
-        assert "1 answers, 10 tokens" in out
+        assert "1 answer, 10 tokens" in out
         assert "Warning: not everything was measured; repeat, with --resume FILE to go on." in " ".join(out.split())
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from specdec_cli.decoding.draft_length import FIRST
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
-from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, OutOfMemoryError, SpecdecError, UsageError
+from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, SpecdecError, UsageError
 from specdec_cli.measurement import benchmark as measure
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import Contest, LoopArm, PeerArm, Run, Session
@@ -26,6 +26,7 @@ from specdec_cli.measurement.fidelity import compare
 from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.recommendation import mark_best, recommend
 from specdec_cli.prompts import Prompt
+from specdec_cli.quantities import counted
 from specdec_cli.reports import bench as reports
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
@@ -33,10 +34,10 @@ from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
 from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs
+from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs, load_unquantised
 from specdec_cli.runtime.peers import transformers_generate
 from specdec_cli.runtime.sources import EMBEDDED, Report
-from specdec_cli.settings import NO_DRAFT, NOT_QUANTIZED, BenchSettings, KChoice, ModelSettings, SamplingSettings
+from specdec_cli.settings import NO_DRAFT, BenchSettings, KChoice, ModelSettings, SamplingSettings
 
 PLAIN_WIDTH = 100  # of tables in a file
 # What a quantised target is compared with itself on.
@@ -314,18 +315,14 @@ def _quantisation(
     request: BenchRequest, pairs: Sequence[Pair], dialogues: Sequence[_Dialogue], session: Session, report: Report
 ) -> dict[str, Any] | None:
     """How far a quantised target is from itself, on what it answered; None where it is not, or that cannot be told."""
-    pretended = request.target.dummy_weights or request.settings.simulated_acceptance is not None
-    if pairs[0].checkpoint.quantize == NOT_QUANTIZED or pretended or session.interrupted:
+    if request.settings.simulated_acceptance is not None or session.interrupted:
+        return None
+    whole = load_unquantised(request.target, pairs[0], report)
+    if whole is None:
         return None
     answers = {run.prompt: run.token_ids for run in session.runs if run.arm == NO_DRAFT and run.turn == 1}
     texts = [(dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
-    report("comparing the quantised target with itself")
-    try:
-        whole = load_pairs(replace(request.target, quantize=NOT_QUANTIZED), [None], report)[0]
-        return asdict(compare(pairs[0].target, whole.target, texts[:COMPARED_ANSWERS]))
-    except OutOfMemoryError as error:
-        report(f"no comparison: {error}")
-        return None
+    return asdict(compare(pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
 
 
 def _check_distributions(
@@ -430,7 +427,7 @@ def _show_plan(
     seconds = measure.estimate_s(contests, warm, cases, tokens) * (runs - known) / runs
     done = f", {known} of them in {request.resume} already" if known else ""
     console.print(
-        f"{cases} answers of {tokens} tokens each, {runs} runs{done}: about {_duration(seconds)}",
+        f"{counted(cases, 'answer')} of {tokens} tokens each, {runs} runs{done}: about {_duration(seconds)}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     return 0
@@ -461,7 +458,7 @@ def _recommendation(request: BenchRequest, spec: DraftSpec, pair: Pair, k: int, 
 
 def _machine(record: dict[str, Any]) -> str:
     env = record["environment"]
-    devices = [d for d in env["devices"] if d != "cpu"] or [f"{env['cpu']}, {env['threads']} threads"]
+    devices = [d for d in env["devices"] if d != "cpu"] or [f"{env['cpu']}, {counted(env['threads'], 'thread')}"]
     return ", ".join(devices)
 
 
