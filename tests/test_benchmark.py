@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specdec_cli import theory
 from specdec_cli.decoding.loop import Step
+from specdec_cli.decoding.tree import Tree
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.measurement import hardware, summary
@@ -1055,6 +1056,13 @@ def result_of(
 )
 def test_whether_it_pays(speedup: float, interval: tuple[float, float] | None, beginning: str) -> None:
     assert verdict.gain(result_of(speedup=speedup, interval=interval)) == beginning
+
+
+def test_of_trees_the_pass_is_as_wide_as_what_was_read() -> None:
+    steps = [replace(step(2, 1), tree=Tree((0, 1, 5, 6, 7), (-1, 0, -1, 2, 3))), step(0, 0)]
+    run = counted(steps, k=2)
+    assert (run.whole_drafted, run.whole_read) == (2, 5)
+    assert "for the pass over 3.5 tokens" in verdict.explanation(result_of(speedup=2.39) | {"tokens_per_pass": 3.5})
 
 
 def test_the_closed_form_holds() -> None:

@@ -45,7 +45,11 @@ def record(specdec: Specdec, folders: dict[str, Path]) -> Callable[..., dict[str
 
 def test_every_source_gives_the_text_of_plain_decoding(record: Callable[..., dict[str, Any]]) -> None:
     plain = record("none")
-    for draft in ("ngram", "ngram:max=2,min=2", "suffix", "early-exit:2", "ngram+early-exit:1", "ngram+suffix+MODEL"):
+    sources = (
+        "ngram", "ngram:max=2,min=2", "suffix", "early-exit:2", "ngram+early-exit:1", "ngram+suffix+MODEL",
+        "lookahead", "ngram+lookahead:window=3,ngram=4,candidates=2",
+    )  # fmt: skip
+    for draft in sources:
         document = record(draft)
         assert document["token_ids"] == plain["token_ids"]
         assert document["rounds"] <= plain["rounds"]
@@ -69,6 +73,33 @@ def test_records_of_several_sources_count_each(
     alone = record("ngram")
     assert "sources" not in alone
     assert alone["settings"]["draft"] == {"source": "ngram"}
+
+
+def test_a_trace_holds_the_whole_tree_and_the_record_counts_one_branch(
+    record: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    document = record("lookahead", "--trace", trace, "--k", "2")
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    wide = [r for r in rounds if r["tree"]]
+    assert len(wide) > 5
+    for r in wide:
+        assert len(r["tree"]["token_ids"]) == len(r["tree"]["parents"]) > len(r["draft_token_ids"])
+        assert 1 <= len(r["draft_token_ids"]) <= 2
+        assert set(r["draft_token_ids"]) <= set(r["tree"]["token_ids"])
+    assert document["drafted"] == sum(len(r["draft_token_ids"]) for r in rounds)
+    assert document["rounds"] == len(rounds)
+
+
+def test_a_target_without_trees_is_one_line_and_exit_code_3(specdec: Specdec, tmp_path: Path) -> None:
+    target = tiny.save(tmp_path / "sliding", tiny.model("mistral"))
+    for draft in ("lookahead", "ngram+lookahead"):
+        code, out, err = specdec("generate", "x", "--target", target, "--draft", draft, "--device", "cpu")
+        assert (code, out) == (3, "")
+        assert err.splitlines()[-1] == (
+            "specdec: --draft lookahead: the target cannot read drafts that branch: MistralForCausalLM has "
+            "sliding-window layers, whose cache cannot keep one path of a tree; choose another source of drafts"
+        )
 
 
 def test_the_summary_names_each_source(specdec: Specdec, folders: dict[str, Path]) -> None:
@@ -104,7 +135,9 @@ def bench(specdec: Specdec, folders: dict[str, Path], tmp_path: Path, monkeypatc
 def test_bench_measures_every_source_beside_the_others(bench: Specdec, folders: dict[str, Path]) -> None:
     both = f"ngram+{folders['draft']}"
     drafts = [
-        word for name in ("ngram", "suffix", "early-exit:1", both, str(folders["draft"])) for word in ("-d", name)
+        word
+        for name in ("ngram", "suffix", "early-exit:1", "lookahead", both, str(folders["draft"]))
+        for word in ("-d", name)
     ]
     code, out, err = bench("bench", *drafts, "--format", "json", "--k", "3")
     assert code == 0, err
@@ -116,6 +149,20 @@ def test_bench_measures_every_source_beside_the_others(bench: Specdec, folders: 
         s["drafted"] for s in results[both]["samples"]
     )
     assert not any("sources" in r for name, r in results.items() if name != both)
+    assert [name for name, r in results.items() if "tokens_per_pass" in r] == ["lookahead"]
+    assert results["lookahead"]["tokens_per_pass"] > 8
+
+
+def test_lookahead_swept_over_k_and_under_auto(bench: Specdec) -> None:
+    code, out, err = bench("sweep-k", "-d", "lookahead", "--k", "1-2", "--format", "json")
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    assert [r["k"] for r in results] == [1, 2]
+    assert all(r["lossless"]["identical"] for r in results)
+    assert {length for length, _ in results[0]["draft_lengths"]} == {1}
+    code, out, err = bench("bench", "-d", "lookahead", "--k", "auto", "--format", "json")
+    assert code == 0, err
+    assert json.loads(out)["results"][0]["lossless"]["identical"]
 
 
 def test_the_warm_up_teaches_the_measured_arms_nothing(bench: Specdec) -> None:

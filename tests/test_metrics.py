@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specdec_cli.decoding.loop import Provenance, Step
 from specdec_cli.decoding.stopping import FinishReason
+from specdec_cli.decoding.tree import Tree
 from specdec_cli.measurement.metrics import RoundTotals, add_up
 
 
@@ -39,6 +42,12 @@ def step(
         withdrawn=withdrawn,
         cut=cut,
     )
+
+
+def test_of_a_tree_positions_are_counted_not_tokens() -> None:
+    """Two branches of two tokens each, one of which was judged: it is the step's draft."""
+    wide = replace(step(2, 1), tree=Tree((0, 1, 5, 6), (-1, 0, -1, 2)))
+    assert add_up([wide]) == add_up([step(2, 1)])
 
 
 def test_no_rounds_have_no_rates() -> None:

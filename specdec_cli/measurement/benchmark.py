@@ -70,6 +70,7 @@ class Run:
         rounds: of any kind.
         drafted, accepted: of all rounds.
         whole_rounds, whole_drafted, whole_draft_s, whole_verify_s, whole_other_s: of whole rounds.
+        whole_read: drafted tokens that the target read in whole rounds: more than `whole_drafted` where drafts branch.
         lengths: of whole rounds, how many drafted so many tokens, as (tokens, rounds).
         judged_at, accepted_at: at each position of a whole round, drafted tokens that were judged and accepted.
         overlap_sum: of sum min(p, q) over judged positions of whole rounds.
@@ -96,6 +97,7 @@ class Run:
     accepted: int = 0
     whole_rounds: int = 0
     whole_drafted: int = 0
+    whole_read: int = 0
     whole_draft_s: float = 0.0
     whole_verify_s: float = 0.0
     whole_other_s: float = 0.0
@@ -278,6 +280,7 @@ def count(steps: Sequence[Step], arm: Arm, temperature: float, case: Case, gener
         accepted=sum(step.num_accepted for step in steps),
         whole_rounds=len(whole),
         whole_drafted=sum(len(step.draft_token_ids) for step in whole),
+        whole_read=sum(len(step.tree.token_ids if step.tree else step.draft_token_ids) for step in whole),
         whole_draft_s=sum(step.draft_s for step in whole),
         whole_verify_s=sum(step.verify_s for step in whole),
         whole_other_s=sum(step.other_s for step in whole),

@@ -138,6 +138,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
     drafted = sum(run.drafted for run in runs)
     rounds = sum(run.rounds for run in runs)
     whole_rounds = sum(run.whole_rounds for run in runs)
+    read = sum(run.whole_read for run in runs)
     first = runs[0]
     lengths = _lengths(runs)
     spent = cost(runs, plain)
@@ -171,6 +172,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
         "tokens_per_round": sum(run.new_tokens for run in runs) / rounds,
         "tokens_per_round_formula": _expected(alpha[0], lengths) if alpha else None,
         "draft_lengths": [list(entry) for entry in lengths.items()],
+        **({"tokens_per_pass": 1 + read / whole_rounds} if read > sum(run.whole_drafted for run in runs) else {}),
         "cost": spent and asdict(spent),
         "predicted": predicted,
         "lossless": {

@@ -30,7 +30,8 @@ def explanation(result: dict[str, Any]) -> str:
     closed = predicted["closed_form"]
     parts = (
         f"A round takes {draft + step + growth + overhead:.1f} ms: {draft:.1f} drafting, {step:.1f} one target step, "
-        f"{growth:+.1f} for the pass over {k + 1:.3g} tokens, {overhead:+.1f} for everything else."
+        f"{growth:+.1f} for the pass over {result.get('tokens_per_pass', k + 1):.3g} tokens, "
+        f"{overhead:+.1f} for everything else."
     )
     if draft > step + growth + overhead:
         parts += " Drafting is most of the round: a faster draft, or a smaller K, would gain most."
