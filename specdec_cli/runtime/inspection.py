@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from transformers.utils import cached_file, logging
 
 from specdec_cli.errors import IncompatiblePairError, SpecdecError, UsageError
 from specdec_cli.runtime.devices import choose_device
+from specdec_cli.runtime.gguf_bits import BITS_OF_GROUPS, keeps_bits, kept_bytes
 from specdec_cli.runtime.kv_cache import UNLIMITED, TransformersModel
 from specdec_cli.runtime.loading import (
     READING_FAILS,
@@ -44,6 +45,7 @@ from specdec_cli.runtime.loading import (
     load_tokenizer,
     num_parameters,
     one_line_errors,
+    own_bits,
     require_causal_lm,
 )
 from specdec_cli.runtime.sources import Report, locate
@@ -51,6 +53,7 @@ from specdec_cli.settings import ModelSettings
 
 # What a forward pass without data may raise: code that reads values, and layers that the meta device does not know.
 NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError)
+BITS = {"int8": 8.0, "w8a8": 8.0, "int4": BITS_OF_GROUPS}  # of a weight; scales of whole rows do not count
 # Names under which configurations say how many experts a token visits.
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 
@@ -83,6 +86,7 @@ class Weights:
         reason: why that one, in a few words.
         quantised: stored in blocks that stay as they are.
         damage: why the files that are here cannot be loaded; empty where nothing speaks against it.
+        rounded: bytes in memory and bytes that a step reads, where linear layers are quantised once loaded.
     """
 
     parameters: int
@@ -94,10 +98,13 @@ class Weights:
     reason: str
     quantised: bool
     damage: str = ""
+    rounded: tuple[int, int] | None = None
 
     @property
     def bytes(self) -> int:
         """In memory, once loaded."""
+        if self.rounded is not None:
+            return self.rounded[0]
         if self.quantised and self.stored_bytes is not None:
             return self.stored_bytes
         return self.parameters * self.dtype.itemsize
@@ -105,6 +112,8 @@ class Weights:
     @property
     def step_bytes(self) -> int:
         """Read by decoding one token."""
+        if self.rounded is not None:
+            return self.rounded[1]
         return round(self.bytes * self.step_parameters / self.parameters)
 
 
@@ -201,6 +210,8 @@ def inspect_checkpoint(settings: ModelSettings, role: str, report: Report) -> In
         rows = rows if head is None else int(head.weight.shape[0])
         dtype, reason = compute_dtype(settings, config, num_parameters(skeleton), device)
         weights = _weights(skeleton, config, dtype, reason, *_stored_bytes(settings, place))
+        with one_line_errors(settings, option):
+            weights = replace(weights, rounded=_rounded(settings, device, skeleton, weights))
         layers, cache_problem = _inspect_cache(skeleton, role)
     return Inspection(
         name=settings.source,
@@ -269,6 +280,24 @@ def _weights(
             caveat = "all experts are counted, since its config does not tell how many a token visits"
     quantised = getattr(config, "quantization_config", None) is not None
     return Weights(parameters, step, caveat, stored, source, dtype, reason, quantised, damage)
+
+
+def _rounded(
+    settings: ModelSettings, device: torch.device, skeleton: PreTrainedModel, weights: Weights
+) -> tuple[int, int] | None:
+    """Bytes in memory and of a step with quantised layers; None where there are none, or a race is to decide."""
+    table, head = skeleton.get_input_embeddings().weight, skeleton.get_output_embeddings()
+    tied = head is None or head.weight is table
+    table_bytes = table.numel() * weights.dtype.itemsize
+    file = own_bits(settings, device)
+    if file is not None and keeps_bits(file):
+        kept = kept_bytes(file, weights.dtype.itemsize)
+        step = kept - table_bytes + (table.numel() if tied else 0)
+    elif settings.quantize in BITS:
+        step = round((weights.parameters - (0 if tied else table.numel())) * BITS[settings.quantize] / 8)
+    else:
+        return None
+    return step + table_bytes, step
 
 
 def _stored_bytes(settings: ModelSettings, place: str) -> tuple[int | None, str, str]:

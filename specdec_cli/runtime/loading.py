@@ -36,7 +36,8 @@ from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory
 from specdec_cli.runtime.dummy import dummy_model
 from specdec_cli.runtime.fused import join, pack
 from specdec_cli.runtime.gguf_bits import describe_bits, keeps_bits, kept_bytes, load_gguf
-from specdec_cli.runtime.quantize import QuantizedLinear, quantize, step_seconds, weight_bytes
+from specdec_cli.runtime.quantize import quantize, step_seconds, weight_bytes
+from specdec_cli.runtime.quantized_linear import QuantizedLinear
 from specdec_cli.runtime.sources import Report, gguf_file, locate
 from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
@@ -64,7 +65,8 @@ class Checkpoint:
         num_rows: rows of the embedding, padding included.
         end_ids: ids that end a text, from the generation config and the tokenizer.
         notes: what was decided while loading, a line each.
-        quantize: bits that linear layers keep of their weights: "none", "int8", "int4", or "keep" for a file's own.
+        quantize: bits that linear layers keep of their weights: "none", "int8", "w8a8" (activations too), "int4",
+            or "keep" for a file's own.
         head_rows: tokens that the head computes; `num_rows` unless it was cut.
         step_bytes: of weights that decoding one token reads.
     """
@@ -98,7 +100,7 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     """Load a target or a draft; see `_load`. Of a GGUF file `auto` also tries its own bits."""
     device = choose_device(settings.device, "--device" if role == "target" else "--draft-device")
     kept = replace(settings, quantize=KEEP)
-    if role == "target" or settings.quantize != AUTO or _own_bits(kept, device) is None:
+    if role == "target" or settings.quantize != AUTO or own_bits(kept, device) is None:
         return _load(settings, role, report)
     own = _load(kept, role, report)
     if own.quantize != KEEP:
@@ -128,9 +130,9 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
     device = choose_device(settings.device, f"--{prefix}device")
     if role == "target" and settings.quantize == AUTO:
         raise UsageError(f"--quantize {AUTO} is for a draft; another target is another model: choose one by name")
-    file = _own_bits(settings, device)
+    file = own_bits(settings, device)
     place = locate(settings.source, option, report, weights=file is None)
-    if file is not None and not _readable(file, settings, option):
+    if file is not None and not _has_own_bits(file, settings, option):
         file, place = None, locate(settings.source, option, report)
     where = hub_options(settings)
     with one_line_errors(settings, option):
@@ -197,14 +199,13 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
     )
 
 
-def _own_bits(settings: ModelSettings, device: torch.device) -> Path | None:
+def own_bits(settings: ModelSettings, device: torch.device) -> Path | None:
     """The GGUF file whose own bits are wanted, where there are kernels for them: for the CPU, in bfloat16."""
     wanted = settings.quantize == KEEP and settings.dtype in (AUTO, "bfloat16") and not settings.dummy_weights
     return gguf_file(settings.source) if wanted and device.type == "cpu" else None
 
 
-def _readable(file: Path, settings: ModelSettings, option: str) -> bool:
-    """Whether the file has bits to keep."""
+def _has_own_bits(file: Path, settings: ModelSettings, option: str) -> bool:
     with one_line_errors(settings, option):
         return keeps_bits(file)
 
