@@ -14,8 +14,10 @@ from specdec_cli.ranges import LARGEST
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
 NOT_QUANTIZED, KEEP, AUTO = "none", "keep", "auto"
-QUANTIZE = (KEEP, NOT_QUANTIZED, "int8", "int4", AUTO)
+QUANTIZE = (KEEP, NOT_QUANTIZED, "int8", "w8a8", "int4", AUTO)
 WHOLE_VOCAB = "none"
+# `--draft-vocab auto` keeps so many tokens of a head that is at least such a share of the bytes of a step.
+FREQUENT, LARGE_HEAD = 32_768, 0.25
 
 
 # K is a number, or the name of a rule that chooses it for each round (`specdec_cli.decoding.draft_length`).

@@ -33,7 +33,8 @@ def bench_report(document: dict[str, Any]) -> Group:
         ]
         if categories:
             parts.append(_category_table(categories))
-        parts += [*_sentences(verdict.gain(result), verdict.explanation(result), verdict.losslessness(result)), Text()]
+        told = (verdict.gain(result), verdict.explanation(result), _advice(document, result))
+        parts += [*_sentences(*told, verdict.losslessness(result)), Text()]
     if len(whole) > 1:
         recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
         parts += [_comparison(whole), *recommended]
@@ -53,7 +54,8 @@ def sweep_report(document: dict[str, Any]) -> Group:
             _sweep_table(points),
         ]
         best = next((r for r in points if r["best"]), points[0])
-        parts += [*_sentences(f"K {best['k']}: {verdict.explanation(best)}", *_exactness(points)), Text()]
+        why = f"K {best['k']}: {verdict.explanation(best)}"
+        parts += [*_sentences(why, _advice(document, best), *_exactness(points)), Text()]
     marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
     recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
     return Group(*_marks(document), *parts, marks, *_peers(document), *_caveats(document), *recommended)
@@ -147,9 +149,17 @@ def _title(name: str, settings: dict[str, Any]) -> str:
     return name if how == NOT_QUANTIZED else f"{name} in {'own bits' if how == KEEP else how}"
 
 
-def _draft_title(document: dict[str, Any], name: str) -> str:
+def _draft_settings(document: dict[str, Any], name: str) -> dict[str, Any]:
     drafts: list[dict[str, Any]] = document["settings"]["drafts"]
-    settings = next((d for d in drafts if d.get("name", d["source"]) == name), {})
+    return next((d for d in drafts if d.get("name", d["source"]) == name), {})
+
+
+def _advice(document: dict[str, Any], result: dict[str, Any]) -> str:
+    return verdict.cheaper_draft(result, _draft_settings(document, result["draft"]))
+
+
+def _draft_title(document: dict[str, Any], name: str) -> str:
+    settings = _draft_settings(document, name)
     cut = settings.get("vocab", WHOLE_VOCAB) != WHOLE_VOCAB
     return _title(name, settings) + (f" (head of {settings['head_rows']:,} tokens)" if cut else "")
 

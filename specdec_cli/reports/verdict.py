@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec_cli.settings import FREQUENT, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB
+
+# Share of a round's time from which on drafting is what a cheaper draft is recommended for.
+WORTH_CUTTING = 0.4
+
 
 def gain(result: dict[str, Any]) -> str:
     """Whether it pays, in one sentence."""
@@ -47,6 +52,30 @@ def explanation(result: dict[str, Any]) -> str:
         f"The closed form promises {closed:.2f}x; most of the difference is {culprit}. {parts} "
         f"It emits {rounds:.2f} tokens; independent acceptance would give {formula:.2f}."
     )
+
+
+def cheaper_draft(result: dict[str, Any], draft: dict[str, Any]) -> str:
+    """What would make this draft cheaper without changing the output's distribution; empty where that gains little.
+
+    Args:
+        draft: what is recorded of it in `settings`.
+    """
+    cost = result["cost"]
+    if cost is None or "head_share" not in draft:
+        return ""
+    lengths = result["draft_lengths"]
+    k = sum(length * rounds for length, rounds in lengths) / max(1, sum(rounds for _, rounds in lengths))
+    if k * cost["c"] < WORTH_CUTTING * (k * cost["c"] + cost["v"] + cost["o"]):
+        return ""
+    found = []
+    share, rows = draft["head_share"], draft["head_rows"]
+    if draft["vocab"] == WHOLE_VOCAB and share >= LARGE_HEAD and rows > FREQUENT:
+        found.append(f"the draft's head is {share:.0%} of the bytes of its step: try --draft-vocab {FREQUENT}")
+    if draft["quantize"] == NOT_QUANTIZED and draft["device"] == "cpu":
+        found.append("its weights are not rounded: try --draft-quantize auto")
+    if not found:
+        return ""
+    return f"A cheaper draft would gain most ({'; '.join(found)}); the output's distribution stays."
 
 
 def losslessness(result: dict[str, Any], token: str = "token") -> str:

@@ -39,7 +39,7 @@ from specdec_cli.runtime.gguf_bits import describe_bits, keeps_bits, kept_bytes,
 from specdec_cli.runtime.quantize import quantize, step_seconds, weight_bytes
 from specdec_cli.runtime.quantized_linear import QuantizedLinear
 from specdec_cli.runtime.sources import Report, gguf_file, locate
-from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
+from specdec_cli.settings import AUTO, FREQUENT, KEEP, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What transformers, huggingface_hub, safetensors and pickle raise at files that are missing or wrong.
 READING_FAILS = (
@@ -48,8 +48,6 @@ READING_FAILS = (
 )
 # What a model takes beside its weights: activations, the cache of a short text, the allocator's slack.
 HEADROOM = 1.1
-# `--draft-vocab auto` keeps so many tokens of a head that is at least such a share of the bytes of a step.
-FREQUENT, LARGE_HEAD = 32_768, 0.25
 GENERATES = r"(CausalLM|LMHeadModel|ConditionalGeneration)$"
 
 
@@ -69,6 +67,7 @@ class Checkpoint:
             or "keep" for a file's own.
         head_rows: tokens that the head computes; `num_rows` unless it was cut.
         step_bytes: of weights that decoding one token reads.
+        head_bytes: those of them that are the head's.
     """
 
     name: str
@@ -82,6 +81,7 @@ class Checkpoint:
     quantize: str
     head_rows: int
     step_bytes: int
+    head_bytes: int
 
     @property
     def coarsest_dtype(self) -> torch.dtype:
@@ -181,7 +181,8 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
         with out_of_memory(f"to quantise {option} {settings.source}", "leave the quantisation out"):
             quantized, words = quantize(model, settings.quantize, device, f"--{prefix}quantize")
         notes.append(f"{role} {words}" + (": another model than the one named" if role == "target" else ""))
-    read_bytes = step_bytes(model)
+    read_bytes, head = step_bytes(model), model.get_output_embeddings()
+    head_bytes = 0 if head is None else weight_bytes(head)
     if settings.fuse:
         pack(model)
     return Checkpoint(
@@ -196,6 +197,7 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
         quantize=quantized,
         head_rows=head_rows,
         step_bytes=read_bytes,
+        head_bytes=head_bytes,
     )
 
 

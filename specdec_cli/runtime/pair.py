@@ -189,7 +189,7 @@ def load_unquantised(settings: ModelSettings, pair: Pair, report: Report) -> Tra
 
 
 def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
-    """What was asked for, with the device, number type, bits and head that it came to; for records."""
+    """What was asked for and what it came to: device, number type, bits, head, the head's share of a step's bytes."""
     return {
         **asdict(settings),
         "device": str(checkpoint.device),
@@ -197,6 +197,7 @@ def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, objec
         "quantize": checkpoint.quantize,
         "vocab": settings.vocab if checkpoint.head_rows < checkpoint.num_rows else WHOLE_VOCAB,
         "head_rows": checkpoint.head_rows,
+        "head_share": checkpoint.head_bytes / checkpoint.step_bytes,
     }
 
 
