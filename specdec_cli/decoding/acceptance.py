@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from specdec_cli.decoding.sampling import sample
 
@@ -51,10 +51,10 @@ def verify(
             for timing models whose weights are random.
     """
     vocab_size = target_probs.shape[-1]
-    if draft_probs is None:
-        draft_probs = one_hot(draft_token_ids, vocab_size).to(target_probs.dtype)
     drafted = draft_token_ids.unsqueeze(-1)
     judged = target_probs[..., :-1, :]
+    if draft_probs is None:
+        draft_probs = torch.zeros_like(judged).scatter_(-1, drafted, 1.0)
     target_prob = judged.gather(-1, drafted).squeeze(-1)
     draft_prob = draft_probs.gather(-1, drafted).squeeze(-1)
 

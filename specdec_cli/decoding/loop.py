@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdec_cli.decoding.acceptance import verify
 from specdec_cli.decoding.draft_length import DraftLength, Fixed, Outcome
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import CachedModel, repeater_of
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.stopping import FinishReason, Stopping
 from specdec_cli.decoding.tree import Tree, ancestors, verify_tree
@@ -48,7 +48,8 @@ class Step:
         target_probs, draft_probs: of each drafted token.
         overlap: of each drafted position, sum min(target_probs, draft_probs) over the vocabulary; of a tree, the
             probability that one of the guesses for that position, behind the ones before it, is accepted.
-        draft_s, verify_s, other_s: seconds proposing; in the target's pass; and in the rest of the round.
+        draft_s, verify_s, other_s: seconds proposing; in the target's pass (with the judgement where both are one
+            launch); and in the rest of the round.
         finish_reason: set on the last round.
         withdrawn: tokens of earlier rounds that a stop string took back.
         num_draft_tokens: K of this round, as it was asked for.
@@ -116,6 +117,7 @@ class Generation:
         self.token_ids: list[int] = []
         self.context_full = False
         self._target = target
+        self._repeater = None if sampling.repetition_penalty != 1.0 else repeater_of(target)
         self._drafter = drafter
         self._committed = list(prompt_ids)
         self._draft_length = Fixed(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
@@ -159,20 +161,24 @@ class Generation:
         draft = self._drafter.propose(Context(self._committed), num_draft_tokens, self._draft_generator)
         proposed = clock()
         draft = draft.on(target.device)
-        block = torch.cat([torch.tensor(self._committed[-1:], device=target.device), draft.token_ids])
-        if draft.parents is None:
-            logits = target.forward(block, num_logits=len(block))
+        packed = self._repeated(draft)
+        if packed is not None:
+            verified = clock()
         else:
-            logits = target.forward_tree(block, draft.parents)
-        verified = clock()
-        prefix = self._prefix(draft)
-        packed = _judge(logits, draft, self._sampling, prefix, self._generator, self._simulated_acceptance)
+            block = torch.cat([torch.tensor(self._committed[-1:], device=target.device), draft.token_ids])
+            if draft.parents is None:
+                logits = target.forward(block, num_logits=len(block))
+            else:
+                logits = target.forward_tree(block, draft.parents)
+            verified = clock()
+            prefix = self._prefix(draft)
+            packed = _judge(logits, draft, self._sampling, prefix, self._generator, self._simulated_acceptance)
         judged = _unpack(packed, draft, num_draft_tokens)
         drafted, num_accepted = judged.drafted, judged.num_accepted
         if judged.path is None:
             target.roll_back(len(drafted) - num_accepted)
         else:
-            target.keep_path(len(block), [0, *(place + 1 for place in judged.path)])
+            target.keep_path(len(draft.token_ids) + 1, [0, *(place + 1 for place in judged.path)])
         self._drafter.observe(num_accepted, judged.predictions)
 
         emitted = [*drafted[:num_accepted], judged.next_token_id]
@@ -208,6 +214,23 @@ class Generation:
             source=draft.source,
             tree=judged.tree,
         )
+
+    def _repeated(self, draft: Draft) -> Tensor | None:
+        """Pass and judgement as one launch; None where the target cannot, or the draft is a tree."""
+        if self._repeater is None or draft.parents is not None:
+            return None
+        last = torch.tensor(self._committed[-1:])
+        key = ("verify", self._sampling, self._simulated_acceptance, draft.wants_predictions)
+
+        def verify_all(last: Tensor, token_ids: Tensor, probs: Tensor | None = None) -> tuple[Tensor]:
+            block = torch.cat([last, token_ids])
+            logits = self._target.forward(block, num_logits=len(block))
+            given = replace(draft, token_ids=token_ids, probs=probs)
+            return (_judge(logits, given, self._sampling, None, self._generator, self._simulated_acceptance),)
+
+        inputs = (last, draft.token_ids) if draft.probs is None else (last, draft.token_ids, draft.probs)
+        repeated = self._repeater.repeat(key, verify_all, inputs, len(draft.token_ids) + 1, self._generator)
+        return None if repeated is None else repeated[0]
 
     def _prefix(self, draft: Draft) -> Tensor | None:
         if self._sampling.repetition_penalty == 1.0:

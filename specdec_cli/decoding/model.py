@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -74,3 +74,35 @@ class CachedModel(ChainModel, Protocol):
     def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
         """Of the last `num_tokens` tokens keep those at the places `path`, from 0 and ascending; forget the others."""
         ...
+
+
+class Repeater(Protocol):
+    """Records what a round does with a model, and repeats it as one launch. Implemented by `runtime.graphs`."""
+
+    def repeat(
+        self,
+        key: Hashable,
+        function: Callable[..., tuple[Tensor, ...]],
+        inputs: Sequence[Tensor],
+        num_tokens: int,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, ...] | None:
+        """`function(*inputs)`, or None where that must be run as it is.
+
+        Args:
+            key: all that the function knows beside tensors.
+            function: feeds its inputs to the model, and never waits for the host; no other tensor may change.
+            inputs: on any device.
+            num_tokens: that the function appends to the model's cache.
+            generator: of the model's device; the only source of random numbers.
+
+        Returns:
+            the results, overwritten when the same key is repeated.
+        """
+        ...
+
+
+def repeater_of(model: ChainModel) -> Repeater | None:
+    """A model's own, where it has one."""
+    repeater: Repeater | None = getattr(model, "repeater", None)
+    return repeater

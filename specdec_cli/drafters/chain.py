@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from specdec_cli.decoding.model import ChainModel
+from specdec_cli.decoding.model import ChainModel, repeater_of
 from specdec_cli.decoding.sampling import logits_to_probs, sample
 from specdec_cli.drafters.base import Draft
 from specdec_cli.settings import SamplingSettings
@@ -43,6 +45,27 @@ def sample_chain(
     prefix = None
     if sampling.repetition_penalty != 1.0:
         prefix = torch.tensor(committed_ids, dtype=torch.long, device=model.device)
+    repeater = repeater_of(model)
+    if repeater is not None and prefix is None and draft_stop == 0.0:
+        sample_all = partial(_sample_all, model, num_draft_tokens, sampling, generator)
+        key, num_tokens = ("chain", num_draft_tokens, sampling), len(pending) + num_draft_tokens - 1
+        repeated = repeater.repeat(key, sample_all, [pending], num_tokens, generator)
+        if repeated is not None:
+            token_ids, probs = repeated
+            return Draft(token_ids, probs)
+    return Draft(*_sample_all(model, num_draft_tokens, sampling, generator, pending, prefix, draft_stop))
+
+
+def _sample_all(
+    model: ChainModel,
+    num_draft_tokens: int,
+    sampling: SamplingSettings,
+    generator: torch.Generator,
+    pending: Tensor,
+    prefix: Tensor | None = None,
+    draft_stop: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Ids and the distributions that they come from; without prefix and stop, the host knows nothing that changes."""
     token_ids, probs = [], []
     for _ in range(num_draft_tokens):
         logits = model.forward(pending, num_logits=1)  # [1, vocab_size]
@@ -54,4 +77,4 @@ def sample_chain(
         probs.append(row)
         if draft_stop > 0.0 and bool(logits.softmax(-1)[0, pending[0]] < draft_stop):
             break
-    return Draft(torch.cat(token_ids), torch.cat(probs))
+    return torch.cat(token_ids), torch.cat(probs)

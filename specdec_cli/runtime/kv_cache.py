@@ -69,11 +69,14 @@ class TransformersModel:
 
     def reset(self) -> None:
         """Start with an empty cache."""
-        self._cache = buffered_cache(self._model.config)
+        self._cache = self._empty_cache()
         self._cache.activate_past_recording()
         if self._cut_head is not None:
             self._cut_head.forget_prompt()
         self.length = 0
+
+    def _empty_cache(self) -> Any:
+        return buffered_cache(self._model.config)
 
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
