@@ -6,7 +6,8 @@ alone (prefill is apart). A quantised target is another model, so its text may b
 changes the text, near ties in 16-bit arithmetic apart.
 
 Every arm is TARGET, or TARGET+DRAFT@K: bits of the target, bits of the draft and, behind a colon, how many tokens its
-head is cut to. `auto` is what steps fastest here. Where llama-cpp-python is installed and the models are .gguf files,
+head is cut to. `eager` is bfloat16 computed by transformers' own layers, `keep` a .gguf file's own bits, `auto` what
+steps fastest here. Where llama-cpp-python is installed and the models are .gguf files,
 llama.cpp's plain decoding of both is measured in the same run.
 
     python benchmarks/cheap_steps.py -t TARGET.gguf -d DRAFT.gguf
@@ -45,7 +46,8 @@ from specdec_cli.runtime.pair import Pair, load_pair
 from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)
-BITS = {"bf16": NOT_QUANTIZED, "int8": "int8", "int4": "int4", "auto": "auto"}
+EAGER = "eager"
+BITS = {EAGER: EAGER, "bf16": NOT_QUANTIZED} | {how: how for how in ("int8", "w8a8", "int4", "keep", "auto")}
 WARM_UP_TOKENS = 8
 # The pilot's rows, then what `auto` and a head of 32,768 tokens make of each target.
 ARMS = (
@@ -153,7 +155,9 @@ def llama_run(path: str, context: int) -> Run:
 
 def settings(source: str, bits: str, vocab: str = WHOLE_VOCAB) -> ModelSettings:
     """How a model of an arm is loaded."""
-    return ModelSettings(source, device="cpu", dtype="bfloat16", quantize=bits, vocab=vocab)
+    eager = bits == EAGER
+    quantize = NOT_QUANTIZED if eager else bits
+    return ModelSettings(source, device="cpu", dtype="bfloat16", quantize=quantize, vocab=vocab, fuse=not eager)
 
 
 def load(args: argparse.Namespace, arms: Sequence[Arm], report: Callable[[str], None]) -> tuple[Pair, dict[str, Run]]:

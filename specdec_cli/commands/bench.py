@@ -135,7 +135,7 @@ def run(request: BenchRequest) -> int:
     dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
     for number, dialogue in enumerate(dialogues, start=1):
         dialogue.require_room(number)
-    peers = _peers(request, report)
+    peers = _peers(request, pairs, report)
     contests = {t: _contest(request, pairs, peers, t) for t in request.settings.temperatures}
     settings = _settings(request, pairs)
     head = {"environment": environment(*_devices(pairs)), "settings": settings}
@@ -182,12 +182,16 @@ def _known_runs(request: BenchRequest, path: Path, head: dict[str, Any], contest
     return [run for run in measure.whole_blocks(runs, contests) if run.prompt <= len(request.prompts)]
 
 
-def _peers(request: BenchRequest, report: Report) -> list[Pair]:
+def _peers(request: BenchRequest, pairs: Sequence[Pair], report: Report) -> list[Pair]:
     """The same pairs as transformers makes them, for arms of its own; none where nothing is compared."""
     if request.compare is None:
         return []
     report("loading the models once more, as transformers runs them")
-    untouched = [model and replace(model, fuse=False) for _, model in request.drafts]
+    untouched: list[ModelSettings | None] = []
+    for (_, model), pair in zip(request.drafts, pairs, strict=True):
+        if model is not None and pair.draft_checkpoint is not None:  # what `auto` came to, not another choice
+            model = replace(model, fuse=False, quantize=pair.draft_checkpoint.quantize)
+        untouched.append(model)
     return load_pairs(replace(request.target, fuse=False), untouched, report)
 
 
