@@ -26,6 +26,7 @@ from specdec_cli.runtime.quantized_linear import QuantizedLinear, int8_codes, ro
 
 WIDE = 3  # outputs for each input from which a layout of its own pays; measured at 1 to 9 rows
 LARGEST = 127  # step of an activation
+OFFSET = 128  # what makes it unsigned
 TINY = 1e-20  # added to scales, so that a row of zeros is divided by something
 
 
@@ -67,17 +68,19 @@ class W8A8Linear(QuantizedLinear):
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features).float()
         steps = torch.add(TINY, rows.abs().amax(-1, keepdim=True), alpha=1 / LARGEST)
-        product = self._product((rows / steps).round_().to(torch.int8)).mul_(steps).to(states.dtype)
+        product = self._product(rows / steps).mul_(steps).to(states.dtype)
         if self.bias is not None:
             product = product + self.bias
         return product.reshape(*states.shape[:-1], self.out_features)
 
     def _product(self, rows: Tensor) -> Tensor:
-        """[n, in_features] int8 times the weights: [n, out_features] float32."""
+        """[n, in_features] float32 from -127 to 127, rounded, times the weights: [n, out_features] float32."""
         if self._laid_out is None:
-            return torch._int_mm(rows, self.codes.t()) * self.scales
+            return torch._int_mm(rows.round_().to(torch.int8), self.codes.t()) * self.scales
+        # Unsigned, since oneDNN multiplies signed bytes quickly with AMX alone.
+        unsigned = rows.round_().add_(OFFSET).to(torch.uint8)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rows, 1.0, 0, self._laid_out, self.scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            unsigned, 1.0, OFFSET, self._laid_out, self.scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return product
 
