@@ -12,6 +12,7 @@ llama.cpp's plain decoding of both is measured in the same run.
 
     python benchmarks/cheap_steps.py -t TARGET.gguf -d DRAFT.gguf
     python benchmarks/cheap_steps.py -t TARGET -d DRAFT --arms bf16,int8+int4:32768@4 --prompts 2 --tokens 48
+    python benchmarks/cheap_steps.py --rows     # from how many rows of input on weights are better unpacked first
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,18 +33,20 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.nn.functional import linear
 
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
-from specdec_cli.measurement.hardware import environment
+from specdec_cli.measurement.hardware import cpu_name, environment
 from specdec_cli.prompts import builtin_prompts
 from specdec_cli.runtime.compatibility import compare_vocabularies, id_to_token, require_same_vocabulary
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
 from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.quantized_linear import Int4Linear, Int8Linear
 from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -220,16 +224,45 @@ def table(answers: dict[str, list[Answer]], base: str) -> Table:
     return shown
 
 
+def rows_table(shape: tuple[int, int] = (8960, 1536), repeats: int = 9) -> Table:
+    """A layer's product by torch's kernels and by weights unpacked on the way, in turn, for growing inputs."""
+    shown = Table(box=box.SIMPLE_HEAD, title=f"{shape[0]} x {shape[1]}, median ms", title_justify="left")
+    for heading in ("rows", "bf16", *(f"{how}, {by}" for how in ("int8", "int4") for by in ("kernel", "unpacked"))):
+        shown.add_column(heading, justify="right")
+    weight = torch.randn(shape, dtype=torch.bfloat16)
+    layers = [kind.rounded(weight, None) for kind in (Int8Linear, Int4Linear)]
+    for rows in (1, 8, 16, 32, 48, 64, 96, 128, 256, 512):
+        states = torch.randn(rows, shape[1], dtype=torch.bfloat16)
+        ways: list[Callable[[torch.Tensor], torch.Tensor]] = [partial(linear, weight=weight)]
+        for layer in layers:
+            ways += [layer._product, layer._product_of_many]
+        seconds: list[list[float]] = [[] for _ in ways]
+        for _ in range(repeats):
+            for way, found in zip(ways, seconds, strict=True):
+                started = time.perf_counter()
+                way(states)
+                found.append(time.perf_counter() - started)
+        shown.add_row(str(rows), *(f"{1000 * median(found):.2f}" for found in seconds))
+    return shown
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-t", "--target", required=True)
-    parser.add_argument("-d", "--draft", required=True)
+    parser.add_argument("-t", "--target")
+    parser.add_argument("-d", "--draft")
+    parser.add_argument("--rows", action="store_true", help="time single layers by rows of input, no models")
     parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated; the first is what all are divided by")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--output", type=Path, help="write the raw figures there, as JSON")
     args = parser.parse_args()
     console = Console()
+    if args.rows:
+        console.print(f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}", markup=False)
+        console.print(rows_table())
+        return
+    if args.target is None or args.draft is None:
+        parser.error("--target and --draft are needed, or --rows")
     arms = [Arm.parse(text) for text in args.arms.split(",")]
     pair, runs = load(args, arms, lambda line: console.print(line, style="dim", markup=False))
     chosen = [p for p in builtin_prompts("mixed") if p.category == "code"][: args.prompts]

@@ -1,4 +1,4 @@
-"""What a benchmark recommends beside draft and K."""
+"""What a benchmark recommends beside draft and K, and what it says of the threads it ran with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from specdec_cli.measurement.caveats import caveats
+from specdec_cli.measurement.hardware import threads_and_cores
 from specdec_cli.reports.verdict import cheaper_draft
 
 RESULT = {"cost": {"c": 0.4, "v": 1.1, "o": 0.02}, "draft_lengths": [[4, 10]]}
@@ -36,3 +38,18 @@ def test_a_draft_that_is_cheap_already_or_no_model_gets_no_advice() -> None:
     assert cheaper_draft(RESULT | {"cost": {"c": 0.05, "v": 1.1, "o": 0.02}}, DRAFT) == ""
     assert cheaper_draft(RESULT | {"cost": None}, DRAFT) == ""
     assert cheaper_draft(RESULT, {"source": "ngram"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("threads_and_cores", "said"), [((2, 2), False), ((1, 4), True), ((8, 4), True), (None, False)]
+)
+def test_threads_other_than_the_cores_are_told(threads_and_cores: tuple[int, int] | None, said: bool) -> None:
+    found = [c for c in caveats([], [], threads_and_cores=threads_and_cores) if c.kind == "threads"]
+    assert bool(found) == said
+    if found and threads_and_cores:
+        assert f"OMP_NUM_THREADS={threads_and_cores[1]}" in found[0].remedy
+
+
+def test_this_machines_threads_are_counted() -> None:
+    counts = threads_and_cores()
+    assert counts is None or min(counts) >= 1

@@ -9,6 +9,7 @@ from statistics import median
 from specdec_cli.measurement.benchmark import Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean, outliers
 from specdec_cli.measurement.summary import block, decoding
+from specdec_cli.quantities import counted
 from specdec_cli.settings import KChoice
 
 # With fewer, resampling them covers the truth less often than the 95 % it says.
@@ -25,7 +26,7 @@ class Caveat:
     """Something that makes the figures less trustworthy.
 
     Attributes:
-        kind: first_run_slow, outliers, drift, few_answers, few_tokens, shared_cores or interrupted.
+        kind: first_run_slow, outliers, drift, few_answers, few_tokens, shared_cores, threads or interrupted.
         detail: what was seen.
         remedy: what to do about it.
     """
@@ -44,13 +45,19 @@ def drift(runs: Sequence[Run], controls: Sequence[Run]) -> float | None:
 
 
 def caveats(
-    runs: Sequence[Run], controls: Sequence[Run], *, others_share: float | None = None, interrupted: bool = False
+    runs: Sequence[Run],
+    controls: Sequence[Run],
+    *,
+    others_share: float | None = None,
+    threads_and_cores: tuple[int, int] | None = None,
+    interrupted: bool = False,
 ) -> list[Caveat]:
     """Everything on the list that applies.
 
     Args:
         runs, controls: of the session.
         others_share: of all cores' time, what other processes took; None where it was not measured.
+        threads_and_cores: that the CPU computed with, and that it has; None where that does not matter.
         interrupted: not everything was measured.
     """
     found = [
@@ -63,6 +70,10 @@ def caveats(
     if others_share is not None and others_share > SHARED_CORES:
         detail = f"other processes took {others_share:.0%} of the cores' time"
         found.append(Caveat("shared_cores", detail, "stop them and repeat, since waiting for a core slows every step"))
+    if threads_and_cores is not None and len(set(threads_and_cores)) > 1:
+        threads, cores = threads_and_cores
+        detail = f"torch computes with {counted(threads, 'thread')} on {counted(cores, 'physical core')}"
+        found.append(Caveat("threads", detail, f"set OMP_NUM_THREADS={cores} and repeat, unless it is meant so"))
     if interrupted:
         found.append(Caveat("interrupted", "not everything was measured", "repeat, with --resume FILE to go on"))
     return found

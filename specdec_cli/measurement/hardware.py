@@ -53,6 +53,15 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def threads_and_cores() -> tuple[int, int] | None:
+    """torch's threads, and the physical cores that this process may use; None where the system does not tell."""
+    cores = psutil.cpu_count(logical=False)
+    if cores is None:
+        return None
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return torch.get_num_threads(), min(cores, allowed)
+
+
 def copy_bandwidth(device: torch.device, clock: Callable[[], float]) -> float:
     """Bytes a second that the device moves when it copies a large tensor, reading and writing counted both.
 

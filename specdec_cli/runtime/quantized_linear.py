@@ -25,7 +25,7 @@ ROWS = 64  # what the number of rows is filled up to in int4, and a multiple of 
 AT_ONCE = 2**20
 # From so many rows of input on the weights are unpacked for an ordinary product: the kernels' time grows with every
 # row (`python benchmarks/cheap_steps.py --rows` measures where they meet).
-MANY_ROWS_INT8, MANY_ROWS_INT4 = 64, 64
+MANY_ROWS_INT8, MANY_ROWS_INT4 = 32, 256
 
 
 def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
