@@ -208,12 +208,10 @@ def any_child(self: Tree, drawn: Sequence[int], most: int) -> list[int]:
     return self.branch([], min(1, most))
 
 
-def one_draw_too_few(
-    target_probs: Tensor, token_ids: Tensor, parents: Tensor, generator: torch.Generator, _: float | None = None
-) -> Any:
+def one_draw_too_few(target_probs: Tensor, token_ids: Tensor, parents: Tensor, *others: Any) -> Any:
     """Every token draws from the row of its parent."""
     rows = torch.cat([target_probs[:1], target_probs[parents + 1]])
-    return verify_tree(rows, token_ids, parents, generator)
+    return verify_tree(rows, token_ids, parents, *others)
 
 
 def of_a_chain(committed: Tensor, draft_ids: Tensor, seen: Tensor | None) -> Tensor:

@@ -259,7 +259,9 @@ def _judge(
         ends = torch.stack([verdict.num_accepted, verdict.next_token_id])
         parts = (ends, draft_ids, verdict.target_prob, verdict.draft_prob, verdict.overlap)
     else:
-        parts = (draft_ids, parents, *verify_tree(target_probs, draft_ids, parents, generator, simulated_acceptance))
+        one_hot = sampling.temperature == 0.0
+        tree = verify_tree(target_probs, draft_ids, parents, generator, simulated_acceptance, one_hot)
+        parts = (draft_ids, parents, *tree)
     if draft.wants_predictions:
         parts = (*parts, target_probs.argmax(-1))
     return torch.cat([part.float() for part in (logits.amax()[None], *parts)])

@@ -84,6 +84,7 @@ def verify_tree(
     parents: Tensor,
     generator: torch.Generator,
     simulated_acceptance: float | None = None,
+    one_hot: bool = False,
 ) -> TreeVerdict:
     """Draw after the root and after every token of a tree, without leaving the device.
 
@@ -94,10 +95,12 @@ def verify_tree(
         generator: on the device of `target_probs`.
         simulated_acceptance: draw the first child's token with this probability, and else none of the children's;
             exact for no distribution, and only good for timing models whose weights are random.
+        one_hot: the rows are, as at temperature 0, where drawing by the cumulative sum of many rows would be a waste.
     """
     target_prob = target_probs[parents + 1, token_ids]
     if simulated_acceptance is None:
-        return TreeVerdict(sample(target_probs, generator), target_prob)
+        drawn = target_probs.argmax(-1) if one_hot else sample(target_probs, generator)
+        return TreeVerdict(drawn, target_prob)
     num_tokens = len(token_ids)
     # Where the target would have nothing but a child's token, anything else is as good: the text is nonsense anyway.
     others = (target_probs + 1e-12).index_put((parents + 1, token_ids), target_probs.new_zeros(()))
