@@ -61,6 +61,8 @@ class ModelSettings:
             some of them where a head is much of a step, else a file of text that holds them.
         fuse: compute the same in fewer and cheaper calls where the model is known (`specdec_cli.runtime.fused`); False
             leaves it as transformers made it, to compare with.
+        graphs: "auto" records rounds as CUDA graphs where that is possible, "off" never.
+        compile: passes over few tokens go through torch.compile.
     """
 
     source: str
@@ -73,6 +75,8 @@ class ModelSettings:
     quantize: str = NOT_QUANTIZED
     vocab: str = WHOLE_VOCAB
     fuse: bool = True
+    graphs: str = AUTO
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _require(bool(self.source), "the model is an empty string: give a folder, a .gguf file or a hub id")

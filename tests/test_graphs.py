@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tape
 import tiny
 import torch
+from conftest import Specdec
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BloomConfig, PreTrainedModel
 
@@ -23,7 +25,7 @@ from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime import cache_layers, graphs
 from specdec_cli.runtime.cut_head import CutHead
-from specdec_cli.runtime.graphs import CudaRecorder, Graphs
+from specdec_cli.runtime.graphs import CudaRecorder, Graphs, stopped_while_recording
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.static_model import NotStatic, StaticModel
 from specdec_cli.settings import SamplingSettings
@@ -413,6 +415,85 @@ def test_what_cannot_be_compiled_is_told_in_a_line() -> None:
     with pytest.raises(SpecdecError, match=r"--compile: the target cannot be compiled .*: leave it out") as caught:
         target.compile(backend=backend)
     tiny.one_line(caught.value, 1)
+
+
+# ------------------------------------------------------------------------------------------------ commands
+@pytest.fixture
+def as_though_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are recorded on the CPU, by tapes."""
+    monkeypatch.setattr(graphs, "RECORDED_ON", "cpu")
+    monkeypatch.setattr(graphs, "CudaRecorder", lambda device: tape.TapeRecorder())
+
+
+def demo_text(specdec: Specdec, *options: str) -> tuple[str, str]:
+    """Output, and what was reported."""
+    models = ("--dtype", "float32", "--device", "cpu", "--max-new-tokens", "24", "--seed", "1")
+    code, out, err = specdec("generate", "def read(path):", *models, *options)
+    assert code == 0, err
+    return out, err
+
+
+@pytest.mark.usefixtures("as_though_on_cuda")
+@pytest.mark.parametrize("options", [(), ("--temperature", "0.8"), ("--draft", "ngram+demo:draft", "--k", "3")])
+def test_generate_records_rounds_and_gives_the_same_text(specdec: Specdec, options: tuple[str, ...]) -> None:
+    expected, silent = demo_text(specdec, *options, "--graphs", "off")
+    found, told = demo_text(specdec, *options)
+    assert found == expected
+    assert "CUDA graphs recorded in" in told
+    assert "graph" not in silent
+
+
+@pytest.mark.usefixtures("as_though_on_cuda")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--repetition-penalty", "1.2"), "no CUDA graphs with --repetition-penalty"),
+        (("--draft-stop", "0.1"), "no CUDA graphs for drafts with --draft-stop"),
+        (("--draft", "lookahead"), "no CUDA graphs with --draft lookahead"),
+        (("--draft", "early-exit:1"), "no CUDA graphs for drafts with --draft early-exit"),
+    ],
+)
+def test_generate_tells_what_is_not_recorded_once(specdec: Specdec, options: tuple[str, ...], words: str) -> None:
+    expected, _ = demo_text(specdec, *options, "--graphs", "off")
+    found, told = demo_text(specdec, *options)
+    assert found == expected
+    assert told.count(words) == 1
+
+
+def test_the_clock_stands_while_rounds_are_recorded() -> None:
+    ticks = iter(range(100))
+    target = Recorded(cached())
+    clock = stopped_while_recording(lambda: float(next(ticks)), [target.model, target.model])
+    assert clock() == 0.0
+    target.graphs.record_s += 0.25
+    assert clock() == 0.75
+    bare = stopped_while_recording(clock, [cached()])
+    assert bare is clock  # and costs nothing where nothing is recorded
+
+
+def test_generate_compiles_when_asked_to(specdec: Specdec, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def compiled(model: Any, **options: Any) -> Any:
+        def counted(**inputs: Any) -> Any:
+            shapes.append(tuple(inputs["input_ids"].shape))
+            return model(**inputs)
+
+        return counted
+
+    expected, _ = demo_text(specdec)
+    monkeypatch.setattr(torch, "compile", compiled)
+    found, told = demo_text(specdec, "--compile")
+    assert found == expected
+    assert "compiling the target" in told
+    assert {(1, 1), (1, 5)} <= set(shapes)
+
+
+def test_compile_is_refused_in_a_line_where_it_cannot_be(specdec: Specdec, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "mistral", tiny.model("mistral"))
+    code, _, err = specdec("generate", "a", "-t", folder, "-d", "none", "--device", "cpu", "--compile")
+    assert code == 2
+    assert "--compile: the target cannot be compiled: not all of its layers are full attention" in err
 
 
 # ---------------------------------------------------------------------------------------------------- CUDA

@@ -144,6 +144,8 @@ def bench(
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
     trust_remote_code: o.TrustOption = False,
+    graphs: o.GraphsOption = o.Graphs.auto,
+    compile: o.CompileOption = False,
     dummy_weights: DummyOption = False,
     simulate_acceptance: SimulateOption = None,
     k: o.KOption = None,
@@ -174,7 +176,7 @@ def bench(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
-        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
     )  # fmt: skip
     return _measure(
         models, ks=(o.parse_k(k, models.k),), temperatures=temperature,
@@ -201,6 +203,8 @@ def sweep_k(
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
     trust_remote_code: o.TrustOption = False,
+    graphs: o.GraphsOption = o.Graphs.auto,
+    compile: o.CompileOption = False,
     dummy_weights: DummyOption = False,
     simulate_acceptance: SimulateOption = None,
     k: Annotated[
@@ -252,7 +256,7 @@ def sweep_k(
         preset=preset, target=target, drafts=draft or [], device=device, draft_device=draft_device, dtype=dtype,
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
-        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
     )  # fmt: skip
     return _measure(
         models, ks=ks, temperatures=temperature, sampling=(top_k, top_p, min_p, repetition_penalty), seed=seed,

@@ -52,6 +52,8 @@ def generate(
     draft_revision: o.DraftRevisionOption = None,
     offline: o.OfflineOption = False,
     trust_remote_code: o.TrustOption = False,
+    graphs: o.GraphsOption = o.Graphs.auto,
+    compile: o.CompileOption = False,
     temperature: o.TemperatureOption = 0.0,
     top_k: o.TopKOption = 0,
     top_p: o.TopPOption = 1.0,
@@ -90,7 +92,7 @@ def generate(
         preset=preset, target=target, drafts=[draft] if draft is not None else [], device=device,
         draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
-        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab,
+        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
     )  # fmt: skip
     (drafter,) = models.drafts
     sampling = SamplingSettings(temperature, top_k, top_p, min_p, repetition_penalty)

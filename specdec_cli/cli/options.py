@@ -50,6 +50,13 @@ class DraftQuantize(StrEnum):
     auto = "auto"
 
 
+class Graphs(StrEnum):
+    """Values of --graphs."""
+
+    auto = "auto"
+    off = "off"
+
+
 def _complete_preset(incomplete: str) -> list[str]:
     from specdec_cli.presets import preset_files
 
@@ -142,6 +149,17 @@ DraftRevisionOption = Annotated[
 ]
 OfflineOption = Annotated[bool, flag("--offline", panel=MODELS, help="Never touch the network.")]
 TrustOption = Annotated[bool, flag("--trust-remote-code", panel=MODELS, help="Run a checkpoint's own Python code.")]
+GraphsOption = Annotated[
+    Graphs, _option("--graphs", panel=MODELS, help="On CUDA, auto repeats whole rounds as graphs where it can.")
+]
+CompileOption = Annotated[
+    bool,
+    flag(
+        "--compile",
+        panel=MODELS,
+        help="Compile both models' steps: seconds to minutes for each K and length of text, in every run.",
+    ),
+]
 
 # ------------------------------------------------------------------------------------- speculation
 KOption = Annotated[
@@ -240,6 +258,8 @@ def choose_models(
     offline: bool = False,
     trust_remote_code: bool = False,
     dummy_weights: bool = False,
+    graphs: Graphs = Graphs.auto,
+    compile: bool = False,
 ) -> ModelChoice:
     """Join the model options with the preset that they stand beside.
 
@@ -264,7 +284,7 @@ def choose_models(
         source=target or (pair.target if pair else ""),
         revision=revision or (pair.revision if pair else None),
         device=device, dtype=wanted, offline=offline, trust_remote_code=trust_remote_code,
-        dummy_weights=dummy_weights, quantize=quantize.value,
+        dummy_weights=dummy_weights, quantize=quantize.value, graphs=graphs.value, compile=compile,
     )  # fmt: skip
     number = draft_vocab.lstrip("-").isdecimal()
     if draft_vocab not in (AUTO, WHOLE_VOCAB) and not number and not Path(draft_vocab).is_file():
@@ -280,7 +300,7 @@ def choose_models(
             revision=draft_revision or (pair.draft_revision if pair and own_draft else None),
             device=draft_device or device, dtype=wanted if draft_dtype is None else draft_dtype.value,
             offline=offline, trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
-            quantize=draft_quantize.value, vocab=draft_vocab,
+            quantize=draft_quantize.value, vocab=draft_vocab, graphs=graphs.value, compile=compile,
         )  # fmt: skip
 
     names = list(drafts) or [pair.draft if pair else NO_DRAFT]

@@ -23,7 +23,7 @@ from specdec_cli.measurement.benchmark import Contest, LoopArm, PeerArm, Run, Se
 from specdec_cli.measurement.caveats import caveats, drift
 from specdec_cli.measurement.distribution import check_first_tokens, least_certain
 from specdec_cli.measurement.fidelity import compare
-from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory
+from specdec_cli.measurement.hardware import OtherProcesses, copy_bandwidth, environment, peak_memory, threads_and_cores
 from specdec_cli.measurement.recommendation import mark_best, recommend
 from specdec_cli.prompts import Prompt
 from specdec_cli.quantities import counted
@@ -34,7 +34,16 @@ from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
 from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pairs, load_unquantised
+from specdec_cli.runtime.pair import (
+    Pair,
+    clock_of,
+    conversation,
+    describe,
+    describe_draft,
+    load_pairs,
+    load_unquantised,
+    recorded,
+)
 from specdec_cli.runtime.peers import transformers_generate
 from specdec_cli.runtime.sources import EMBEDDED, Report
 from specdec_cli.settings import NO_DRAFT, BenchSettings, KChoice, ModelSettings, SamplingSettings
@@ -163,6 +172,8 @@ def run(request: BenchRequest) -> int:
                 line.write("result", document(**head, **{k: v for k, v in result.items() if k != "samples"}))
         if request.output_format != "jsonl":
             _show(request, record, err)
+        if graphs := recorded(pairs):
+            report(graphs)
     if request.plot is not None:
         from specdec_cli.reports.plots import plot_sweep
 
@@ -197,7 +208,7 @@ def _peers(request: BenchRequest, pairs: Sequence[Pair], report: Report) -> list
 
 def _contest(request: BenchRequest, pairs: Sequence[Pair], peers: Sequence[Pair], temperature: float) -> Contest:
     sampling = replace(request.sampling, temperature=temperature)
-    clock = clock_for(*_devices(pairs))
+    clock = clock_of(pairs)
     target = pairs[0].target
     end_ids = frozenset() if request.settings.ignore_end_token else pairs[0].checkpoint.end_ids
 
@@ -300,7 +311,14 @@ def _document(
     steps = [r["cost"]["target_step_s"] for r in results if r["cost"]]
     copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
     share = checkpoint.step_bytes / min(steps) / copied if steps else None
-    found = caveats(session.runs, session.controls, others_share=others, interrupted=session.interrupted)
+    on_cpu = others is not None
+    found = caveats(
+        session.runs,
+        session.controls,
+        others_share=others,
+        threads_and_cores=threads_and_cores() if on_cpu else None,
+        interrupted=session.interrupted,
+    )
     return document(
         **head,
         results=results,

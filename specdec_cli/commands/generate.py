@@ -25,8 +25,8 @@ from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
-from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pair
+from specdec_cli.runtime.devices import out_of_memory
+from specdec_cli.runtime.pair import Pair, clock_of, conversation, describe, describe_draft, load_pair, recorded
 from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
 
 
@@ -142,6 +142,8 @@ def run(request: GenerateRequest) -> int:
         if request.output_format == "json" and records:
             out.write(to_json(records[0] if len(records) == 1 else records, indent=2) + "\n")
             out.flush()
+    if graphs := recorded([pair]):
+        report(graphs)
     if failure is not None:
         raise failure
     return INTERRUPTED if interrupted else 0
@@ -200,7 +202,7 @@ def _answer(
                 sampling=request.sampling,
                 stopping=stopping,
                 seed=settings.seed,
-                clock=clock_for(*pair.devices),
+                clock=clock_of([pair]),
             )
             turn.generation = generation
             for step in generation:

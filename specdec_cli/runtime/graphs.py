@@ -19,11 +19,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec_cli.decoding.model import repeater_of
+from specdec_cli.errors import UsageError
 from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.static_model import StaticModel
+from specdec_cli.runtime.static_model import NotStatic, StaticModel
+from specdec_cli.settings import AUTO, ModelSettings, SamplingSettings
 
+RECORDED_ON = "cuda"
 WARM_UPS = 2
 KEPT = 256  # recordings; the oldest goes first
 # Replayed kernels are the eager ones; a parallel sum may still round differently from one run to the next.
@@ -139,20 +143,21 @@ class Graphs:
         model: of which nothing else is recorded.
         recorder: of its device.
         report: told in a line what cannot be.
-        name: of the model, for that line.
+        role: of the model, for that line.
 
     Attributes:
         record_s: seconds spent recording, and trying what was recorded.
         off: why nothing is recorded any more; empty while it is.
     """
 
-    def __init__(self, model: StaticModel, recorder: Recorder, report: Callable[[str], None], name: str) -> None:
+    def __init__(self, model: StaticModel, recorder: Recorder, report: Callable[[str], None], role: str) -> None:
         self.record_s = 0.0
         self.off = ""
         self._model = model
         self._recorder = recorder
         self._report = report
-        self._name = name
+        self._role = role
+        self._told: set[str] = set()
         self._epoch = model.epoch
         # By what is asked for; None where it was asked for once, which is not worth a recording yet.
         self._replayed: dict[Hashable, _Replayed | None] = {}
@@ -273,17 +278,67 @@ class Graphs:
     def _stop(self, why: str) -> None:
         self.off = why
         self._replayed.clear()
-        self._report(f"note: no CUDA graphs for the {self._name} from here on: {why}")
+        self.tell(f"no CUDA graphs for the {self._role} from here on: {why}")
+
+    def expect(self, sampling: SamplingSettings, draft_stop: float) -> None:
+        """Tell what of the settings keeps rounds from being recorded."""
+        if sampling.repetition_penalty != 1.0:
+            self.tell("no CUDA graphs with --repetition-penalty, which reads a text that grows")
+        elif draft_stop > 0.0:
+            self.tell("no CUDA graphs for drafts with --draft-stop, which asks after each token")
+
+    def tell(self, note: str) -> None:
+        """Report something that runs without recordings, once."""
+        if note not in self._told:
+            self._told.add(note)
+            self._report(f"note: {note}")
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=0.0, atol=TOLERANCE)
 
 
+def quick_model(
+    model: PreTrainedModel,
+    vocab_size: int,
+    blocked_ids: Tensor,
+    role: str,
+    settings: ModelSettings,
+    report: Callable[[str], None],
+) -> tuple[TransformersModel, tuple[str, ...]]:
+    """A model for the loop, compiled and with its rounds recorded as far as asked for and possible, and notes on that.
+
+    Raises:
+        IncompatiblePairError: its cache cannot be rolled back.
+        UsageError, SpecdecError: it cannot be compiled, and --compile is given.
+    """
+    plain = TransformersModel(model, vocab_size, blocked_ids, role)
+    record = settings.graphs == AUTO and model.device.type == RECORDED_ON
+    if not record and not settings.compile:
+        return plain, ()
+    try:
+        made = StaticModel(model, vocab_size, blocked_ids, role)
+    except NotStatic as error:
+        if settings.compile:
+            raise UsageError(f"--compile: the {role} cannot be compiled: {error}; leave it out") from error
+        return plain, (f"no CUDA graphs for the {role}: {error}",)
+    if settings.compile:
+        report(f"compiling the {role}: seconds to minutes now, and again for each number of tokens and length of cache")
+        made.compile()
+    if record:
+        made.repeater = Graphs(made, CudaRecorder(made.device), report, role)
+    return made, ()
+
+
 def stopped_while_recording(clock: Callable[[], float], models: Sequence[TransformersModel]) -> Callable[[], float]:
     """A clock that leaves out what recordings took: they are made once, and would be the slowest round by far."""
-    repeaters = [repeater_of(model) for model in models]
-    recordings = [repeater for repeater in repeaters if isinstance(repeater, Graphs)]
-    if not recordings:
+    recorded = recordings(models)
+    if not recorded:
         return clock
-    return lambda: clock() - sum(graphs.record_s for graphs in recordings)
+    return lambda: clock() - sum(graphs.record_s for graphs in recorded)
+
+
+def recordings(models: Sequence[TransformersModel]) -> list[Graphs]:
+    """Of those that have any, each once."""
+    repeaters = [repeater_of(model) for model in dict.fromkeys(models)]
+    return [repeater for repeater in repeaters if isinstance(repeater, Graphs)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from specdec_cli.runtime.compatibility import (
     id_to_token,
     require_same_vocabulary,
 )
+from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.early_exit import EarlyExitModel
+from specdec_cli.runtime.graphs import quick_model, recordings, stopped_while_recording
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
 from specdec_cli.runtime.sources import Report, gguf_file, is_converted
@@ -46,13 +47,25 @@ class Pair:
     notes: tuple[str, ...]
 
     @property
+    def models(self) -> tuple[TransformersModel, ...]:
+        """One or both."""
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
     def devices(self) -> tuple[torch.device, ...]:
         """Where the models compute."""
-        return (self.target.device,) if self.draft is None else (self.target.device, self.draft.device)
+        return tuple(model.device for model in self.models)
 
     def drafter_parts(self, sampling: SamplingSettings, draft_stop: float) -> DrafterParts:
         """What drafters are made of here."""
-        return DrafterParts(self.target, self.draft, sampling, partial(EarlyExitModel, self.target), draft_stop)
+        for graphs in recordings(self.models)[:1]:
+            graphs.expect(sampling, draft_stop)
+        return DrafterParts(self.target, self.draft, sampling, self._early_exit, draft_stop)
+
+    def _early_exit(self, num_layers: int) -> EarlyExitModel:
+        for graphs in recordings([self.target]):
+            graphs.tell("no CUDA graphs for drafts with --draft early-exit; the target's rounds have theirs")
+        return EarlyExitModel(self.target, num_layers)
 
     def facts_for_other_tools(self) -> dict[str, Any]:
         """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
@@ -150,13 +163,14 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
     """
     big = load_checkpoint(target, "target", report)
     ours = id_to_token(big.tokenizer, big.num_rows)
-    cached = _with_cache(big, compare_vocabularies(ours, ours), "target")
+    cached, more = _with_cache(big, compare_vocabularies(ours, ours), "target", target, report)
+    about_target = (*big.notes, *more)
     pairs: list[Pair] = []
     for i, draft in enumerate(drafts):
         if draft is not None and draft in drafts[:i]:
             pairs.append(replace(pairs[drafts.index(draft)], notes=()))
             continue
-        notes = () if pairs else big.notes
+        notes = () if pairs else about_target
         if draft is None:
             pairs.append(Pair(cached, None, big, None, notes))
             continue
@@ -164,7 +178,8 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         comparison = compare_vocabularies(ours, id_to_token(small.tokenizer, small.num_rows))
         require_same_vocabulary(comparison)
         notes = (*notes, *small.notes, *describe_differences(big.tokenizer, small.tokenizer, comparison))
-        pairs.append(Pair(cached, _with_cache(small, comparison, "draft"), big, small, notes))
+        model, more = _with_cache(small, comparison, "draft", draft, report)
+        pairs.append(Pair(cached, model, big, small, (*notes, *more)))
     return pairs
 
 
@@ -214,6 +229,21 @@ def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
     return [*opening, *(dict(m) for m in prompt.history)]
 
 
-def _with_cache(checkpoint: Checkpoint, comparison: VocabularyComparison, role: str) -> TransformersModel:
+def clock_of(pairs: Sequence[Pair]) -> Callable[[], float]:
+    """Seconds, for what these models do, without those in which rounds are recorded."""
+    models = [model for pair in pairs for model in pair.models]
+    return stopped_while_recording(clock_for(*(model.device for model in models)), models)
+
+
+def recorded(pairs: Sequence[Pair]) -> str:
+    """What recording took, in a line; empty where nothing was recorded."""
+    found = recordings([model for pair in pairs for model in pair.models])
+    number, seconds = sum(map(len, found)), sum(graphs.record_s for graphs in found)
+    return f"{number} CUDA graphs recorded in {seconds:.1f} s, which no time above includes" if number else ""
+
+
+def _with_cache(
+    checkpoint: Checkpoint, comparison: VocabularyComparison, role: str, settings: ModelSettings, report: Report
+) -> tuple[TransformersModel, tuple[str, ...]]:
     blocked = comparison.target_blocked if role == "target" else comparison.draft_blocked
-    return TransformersModel(checkpoint.model, comparison.vocab_size, blocked, role)
+    return quick_model(checkpoint.model, comparison.vocab_size, blocked, role, settings, report)

@@ -5,17 +5,19 @@ Prompts, trees and whatever else reads the cache as it is go `TransformersModel`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from specdec_cli.decoding.model import Repeater
 from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.static_cache import BufferPool, PooledLayer, StaticPass
+
+if TYPE_CHECKING:
+    from specdec_cli.runtime.graphs import Graphs
 
 MASKED = ("sdpa", "eager")  # attention that takes a mask of our own
 TRIED_TOKENS = 3
@@ -49,7 +51,7 @@ class StaticModel(TransformersModel):
         self._compiled: Any = None
         self._role = role
         self.static: StaticPass | None = None
-        self.repeater: Repeater | None = None
+        self.repeater: Graphs | None = None
         self.epoch = 0
         super().__init__(model, vocab_size, blocked_ids, role)
         try:
@@ -73,6 +75,12 @@ class StaticModel(TransformersModel):
         if self._cut_head is not None and not self.length:  # which takes rows from the prompt
             self.epoch += 1
         return super().forward(token_ids, num_logits)
+
+    def require_trees(self, asked_by: str) -> None:
+        """See there."""
+        super().require_trees(asked_by)
+        if self.repeater is not None:
+            self.repeater.tell(f"no CUDA graphs with {asked_by}: drafts that branch are read as they are")
 
     def static_pass(self, base: Tensor, num_tokens: int) -> StaticPass:
         """Passes over so many tokens in all, `base` tokens into the text; `advance` counts them."""
