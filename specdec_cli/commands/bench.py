@@ -36,13 +36,13 @@ from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pair import (
     Pair,
-    clock_of,
     conversation,
     describe,
     describe_draft,
     load_pairs,
     load_unquantised,
     recorded,
+    without_recording,
 )
 from specdec_cli.runtime.peers import transformers_generate
 from specdec_cli.runtime.sources import EMBEDDED, Report
@@ -208,7 +208,7 @@ def _peers(request: BenchRequest, pairs: Sequence[Pair], report: Report) -> list
 
 def _contest(request: BenchRequest, pairs: Sequence[Pair], peers: Sequence[Pair], temperature: float) -> Contest:
     sampling = replace(request.sampling, temperature=temperature)
-    clock = clock_of(pairs)
+    clock = without_recording(clock_for(*_devices(pairs)), pairs)
     target = pairs[0].target
     end_ids = frozenset() if request.settings.ignore_end_token else pairs[0].checkpoint.end_ids
 

@@ -25,8 +25,16 @@ from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
-from specdec_cli.runtime.devices import out_of_memory
-from specdec_cli.runtime.pair import Pair, clock_of, conversation, describe, describe_draft, load_pair, recorded
+from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.pair import (
+    Pair,
+    conversation,
+    describe,
+    describe_draft,
+    load_pair,
+    recorded,
+    without_recording,
+)
 from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
 
 
@@ -202,7 +210,7 @@ def _answer(
                 sampling=request.sampling,
                 stopping=stopping,
                 seed=settings.seed,
-                clock=clock_of([pair]),
+                clock=without_recording(clock_for(*pair.devices), [pair]),
             )
             turn.generation = generation
             for step in generation:

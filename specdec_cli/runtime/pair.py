@@ -19,7 +19,6 @@ from specdec_cli.runtime.compatibility import (
     id_to_token,
     require_same_vocabulary,
 )
-from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.early_exit import EarlyExitModel
 from specdec_cli.runtime.graphs import quick_model, recordings, stopped_while_recording
 from specdec_cli.runtime.kv_cache import TransformersModel
@@ -229,10 +228,9 @@ def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
     return [*opening, *(dict(m) for m in prompt.history)]
 
 
-def clock_of(pairs: Sequence[Pair]) -> Callable[[], float]:
-    """Seconds, for what these models do, without those in which rounds are recorded."""
-    models = [model for pair in pairs for model in pair.models]
-    return stopped_while_recording(clock_for(*(model.device for model in models)), models)
+def without_recording(clock: Callable[[], float], pairs: Sequence[Pair]) -> Callable[[], float]:
+    """The clock, standing while rounds of these models are recorded."""
+    return stopped_while_recording(clock, [model for pair in pairs for model in pair.models])
 
 
 def recorded(pairs: Sequence[Pair]) -> str:
