@@ -53,24 +53,33 @@ def verify(
     vocab_size = target_probs.shape[-1]
     drafted = draft_token_ids.unsqueeze(-1)
     judged = target_probs[..., :-1, :]
-    if draft_probs is None:
-        draft_probs = torch.zeros_like(judged).scatter_(-1, drafted, 1.0)
     target_prob = judged.gather(-1, drafted).squeeze(-1)
-    draft_prob = draft_probs.gather(-1, drafted).squeeze(-1)
+    draft_prob = torch.ones_like(target_prob) if draft_probs is None else draft_probs.gather(-1, drafted).squeeze(-1)
 
     # u < p / q without the division: a token that the target cannot emit (p = 0) is never accepted, even at u = 0.
     coin = torch.rand(target_prob.shape, generator=generator, device=target_prob.device)
     accepted = coin * draft_prob < target_prob if simulated_acceptance is None else coin < simulated_acceptance
     num_accepted = accepted.long().cumprod(-1).sum(-1)
 
-    # A row of zeros behind the draft's distributions makes the bonus token the same case as the recovered one.
     row = num_accepted[..., None, None].expand(*num_accepted.shape, 1, vocab_size)
     target_row = target_probs.gather(-2, row).squeeze(-2)
-    draft_row = pad(draft_probs, (0, 0, 0, 1)).gather(-2, row).squeeze(-2)
-    leftover = (target_row - draft_row).clamp_min(0.0)
+    if draft_probs is None:
+        leftover = _without(target_row, draft_token_ids, num_accepted)
+        overlap = target_prob
+    else:
+        # A row of zeros behind the draft's distributions makes the bonus token the same case as the recovered one.
+        draft_row = pad(draft_probs, (0, 0, 0, 1)).gather(-2, row).squeeze(-2)
+        leftover = (target_row - draft_row).clamp_min(0.0)
+        overlap = torch.minimum(judged, draft_probs).sum(-1)
     # Where p and q are equal up to rounding, a rejection has next to no probability and no leftover to draw from.
     leftover = torch.where(leftover.sum(-1, keepdim=True) > 0.0, leftover, target_row)
     next_token_id = sample(leftover, generator)
-
-    overlap = torch.minimum(judged, draft_probs).sum(-1)
     return Verdict(num_accepted, next_token_id, target_prob, draft_prob, overlap)
+
+
+def _without(target_row: Tensor, draft_token_ids: Tensor, num_accepted: Tensor) -> Tensor:
+    """max(0, p - q) where q is one-hot at the rejected token; p where none was rejected."""
+    rejected_id = pad(draft_token_ids, (0, 1)).gather(-1, num_accepted[..., None])
+    was_rejected = num_accepted[..., None] < draft_token_ids.shape[-1]
+    kept = target_row.gather(-1, rejected_id).masked_fill(was_rejected, 0.0)
+    return target_row.scatter(-1, rejected_id, kept)

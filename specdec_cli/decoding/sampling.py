@@ -28,13 +28,10 @@ def logits_to_probs(logits: Tensor, settings: SamplingSettings, prefix_ids: Tens
     Returns:
         float32 probabilities of the same shape, every row summing to 1.
     """
-    if settings.repetition_penalty != 1.0:
-        if prefix_ids is None:
-            raise ValueError("the repetition penalty needs the ids that stand before each position")
-        logits = _penalise_repetition(logits, prefix_ids, settings.repetition_penalty)
     if settings.temperature == 0.0:
-        best = logits.argmax(-1, keepdim=True)
+        best = greedy(logits, settings, prefix_ids).unsqueeze(-1)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    logits = _penalised(logits, settings, prefix_ids)
     if settings.temperature != 1.0:
         # Shifted before it is divided: at 1e-6 the maximum stays 0 where a plain division overflows.
         logits = (logits - logits.amax(-1, keepdim=True)) / settings.temperature
@@ -48,6 +45,11 @@ def logits_to_probs(logits: Tensor, settings: SamplingSettings, prefix_ids: Tens
         too_rare = probs < settings.min_p * probs.amax(-1, keepdim=True)
         logits = logits.masked_fill(too_rare, -torch.inf)
     return logits.softmax(-1)
+
+
+def greedy(logits: Tensor, settings: SamplingSettings, prefix_ids: Tensor | None = None) -> Tensor:
+    """What `logits_to_probs` gives probability 1 at temperature 0: [..., num_positions] int64 ids."""
+    return _penalised(logits, settings, prefix_ids).argmax(-1)
 
 
 def sample(probs: Tensor, generator: torch.Generator) -> Tensor:
@@ -97,9 +99,13 @@ def prefix_matrix(committed_ids: Tensor, draft_ids: Tensor, seen: Tensor | None 
     return torch.cat([committed_ids.expand(num_drafted + 1, -1), block], dim=-1)
 
 
-def _penalise_repetition(logits: Tensor, prefix_ids: Tensor, penalty: float) -> Tensor:
-    """Keskar et al., arXiv 1909.05858: a seen token's logit is divided (or, below 0, multiplied) by it."""
-    seen = logits.gather(-1, prefix_ids)
+def _penalised(logits: Tensor, settings: SamplingSettings, prefix_ids: Tensor | None) -> Tensor:
+    """Keskar et al., arXiv 1909.05858: a seen token's logit is divided (or, below 0, multiplied) by the penalty."""
+    if settings.repetition_penalty == 1.0:
+        return logits
+    if prefix_ids is None:
+        raise ValueError("the repetition penalty needs the ids that stand before each position")
+    seen, penalty = logits.gather(-1, prefix_ids), settings.repetition_penalty
     return logits.scatter(-1, prefix_ids, torch.where(seen < 0, seen * penalty, seen / penalty))
 
 

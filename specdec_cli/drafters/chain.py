@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec_cli.decoding.model import ChainModel, repeater_of
-from specdec_cli.decoding.sampling import logits_to_probs, sample
+from specdec_cli.decoding.sampling import greedy, logits_to_probs, sample
 from specdec_cli.drafters.base import Draft
 from specdec_cli.settings import SamplingSettings
 
@@ -51,9 +51,12 @@ def sample_chain(
         key, num_tokens = ("chain", num_draft_tokens, sampling), len(pending) + num_draft_tokens - 1
         repeated = repeater.repeat(key, sample_all, [pending], num_tokens, generator)
         if repeated is not None:
-            token_ids, probs = repeated
-            return Draft(token_ids, probs)
-    return Draft(*_sample_all(model, num_draft_tokens, sampling, generator, pending, prefix, draft_stop))
+            return _draft(*repeated)
+    return _draft(*_sample_all(model, num_draft_tokens, sampling, generator, pending, prefix, draft_stop))
+
+
+def _draft(token_ids: Tensor, probs: Tensor | None = None) -> Draft:
+    return Draft(token_ids, probs)
 
 
 def _sample_all(
@@ -64,17 +67,24 @@ def _sample_all(
     pending: Tensor,
     prefix: Tensor | None = None,
     draft_stop: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Ids and the distributions that they come from; without prefix and stop, the host knows nothing that changes."""
+) -> tuple[Tensor, ...]:
+    """Ids and the distributions that they come from, which at temperature 0 the ids say already.
+
+    Without prefix and stop, the host knows nothing that changes.
+    """
     token_ids, probs = [], []
     for _ in range(num_draft_tokens):
         logits = model.forward(pending, num_logits=1)  # [1, vocab_size]
-        row = logits_to_probs(logits, sampling, None if prefix is None else prefix[None])
-        pending = sample(row, generator)  # [1]
+        before = None if prefix is None else prefix[None]
+        if sampling.temperature == 0.0:
+            pending = greedy(logits, sampling, before)  # [1]
+        else:
+            row = logits_to_probs(logits, sampling, before)
+            pending = sample(row, generator)
+            probs.append(row)
         if prefix is not None:
             prefix = torch.cat([prefix, pending])
         token_ids.append(pending)
-        probs.append(row)
         if draft_stop > 0.0 and bool(logits.softmax(-1)[0, pending[0]] < draft_stop):
             break
-    return torch.cat(token_ids), torch.cat(probs)
+    return (torch.cat(token_ids), torch.cat(probs)) if probs else (torch.cat(token_ids),)
