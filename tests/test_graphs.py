@@ -203,8 +203,11 @@ def test_the_context_ends_where_it_ends_without() -> None:
     assert all(steps[-1].finish_reason == "length" for steps in expected)
 
 
-def test_a_cut_head_knows_each_prompt_s_own_tokens() -> None:
-    """They are other tensors for each prompt, which a recording of the last one's would not see."""
+@pytest.mark.parametrize("held", [True, False])
+def test_a_cut_head_knows_each_prompt_s_own_tokens(held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings hold for every prompt where its rows go into the same tensors, and are made anew where they do not."""
+    if not held:
+        monkeypatch.setattr(CutHead, "hold", lambda self, num_extra: False)
 
     def cut_draft() -> TransformersModel:
         model: Any = near(cached()).model
@@ -217,6 +220,29 @@ def test_a_cut_head_knows_each_prompt_s_own_tokens() -> None:
     assert same(texts(target.model, lambda s: DraftModel(draft.model, s), 3, SAMPLED), expected)
     assert draft.told == []
     assert len(draft.graphs)
+    assert (len(draft.graphs) == len(draft.recorder.tapes)) == held
+
+
+def test_a_held_head_is_the_same_head_and_leaves_out_what_it_has_no_room_for() -> None:
+    head = nn.Linear(4, 20, bias=True)
+    states = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    kept = torch.tensor([1, 5, 9])
+    with torch.inference_mode():
+        plain, held = CutHead(head, kept), CutHead(head, kept)
+        assert held.hold(3)
+        tensors = [*held._extra[0].parameters(), held._ids, held.outside]
+        for prompt in ([], [0, 5, 19], [2, 3, 4], [7]):
+            for cut in (plain, held):
+                cut.forget_prompt()
+                cut.read_prompt(torch.tensor(prompt, dtype=torch.long))
+            torch.testing.assert_close(held(states), plain(states))
+            assert torch.equal(held.outside, plain.outside)
+        held.forget_prompt()
+        held.read_prompt(torch.arange(20))
+        assert set(torch.isfinite(held(states)).nonzero()[:, 1].tolist()) == {1, 5, 9, 0, 2, 3}
+        assert all(
+            a is b for a, b in zip(tensors, [*held._extra[0].parameters(), held._ids, held.outside], strict=True)
+        )
 
 
 # ----------------------------------------------------------------------------------- what is not recorded

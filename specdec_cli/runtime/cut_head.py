@@ -48,27 +48,61 @@ class CutHead(nn.Module):
         self._num_rows: int = head.out_features  # type: ignore[assignment]
         # Rows for tokens of a prompt are taken from here; in a tuple, so that they are no weights of this module.
         self._whole = (head,)
+        self._room: int | None = None
+        self._extra: tuple[nn.Module, ...] = ()
         self.forget_prompt()
+
+    def hold(self, num_extra: int) -> bool:
+        """From here on take a prompt's rows into tensors that stay where they are, as a recording of a pass needs.
+
+        Args:
+            num_extra: of a prompt's tokens; further ones are left out.
+
+        Returns:
+            False, and all is as it was, where the head is rounded.
+        """
+        (head,) = self._whole
+        if type(head) is not nn.Linear:
+            return False
+        self._room = num_extra
+        self._extra = (take_rows(head, self.kept_ids.new_zeros(num_extra)),)
+        self._ids = torch.cat([self.kept_ids, self.kept_ids.new_zeros(num_extra)])
+        self.outside = self.outside.clone()
+        self.forget_prompt()
+        return True
 
     def forget_prompt(self) -> None:
         """Know the kept tokens alone."""
-        self._ids = self.kept_ids
-        self._extra: tuple[nn.Module, ...] = ()
-        self.outside = self.kept_ids.new_ones(self._num_rows, dtype=torch.bool)
-        self.outside[self._ids] = False
+        if self._room is None:
+            self._ids = self.kept_ids
+            self._extra = ()
+            self.outside = self.kept_ids.new_ones(self._num_rows, dtype=torch.bool)
+        else:
+            self._ids[len(self.kept_ids) :] = self._num_rows  # a column that `forward` cuts off
+            self.outside.fill_(True)
+        self.outside[self.kept_ids] = False
 
     def read_prompt(self, token_ids: Tensor) -> None:
         """Know the tokens of a prompt as well, until the next one: [n] ids, those without a row left out."""
         token_ids = token_ids[token_ids < self._num_rows].unique()
-        new = token_ids[self.outside[token_ids]]
+        new = token_ids[self.outside[token_ids]][: self._room]
         if not len(new):
             return
-        self._extra = (take_rows(self._whole[0], new),)
-        self._ids = torch.cat([self.kept_ids, new])
+        rows = take_rows(self._whole[0], new)
+        if self._room is None:
+            self._extra = (rows,)
+            self._ids = torch.cat([self.kept_ids, new])
+        else:
+            for held, given in zip(self._extra[0].parameters(), rows.parameters(), strict=True):
+                held[: len(new)] = given
+            self._ids[len(self.kept_ids) :][: len(new)] = new
         self.outside[new] = False
 
     def forward(self, states: Tensor) -> Tensor:
         logits = torch.cat([layer(states) for layer in (self.part, *self._extra)], dim=-1)
+        if self._room is not None:
+            whole = logits.new_full((*logits.shape[:-1], self._num_rows + 1), -torch.inf)
+            return whole.index_copy_(-1, self._ids, logits)[..., :-1]
         whole = logits.new_full((*logits.shape[:-1], self._num_rows), -torch.inf)
         return whole.index_copy_(-1, self._ids, logits)
 

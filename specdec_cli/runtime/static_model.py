@@ -24,6 +24,7 @@ TRIED_TOKENS = 3
 SAME_LOGITS = 0.1  # of their norm: a mask that is not heeded changes them by their own size, 16 bits by hundredths
 COMPILED_TOKENS = 64  # a longer pass is a prompt's, whose shape does not come again
 COMPILED_SHAPES = 256
+PROMPT_ROWS = 512  # of a cut head, for tokens that it knows from the prompt
 
 
 class NotStatic(Exception):
@@ -53,7 +54,9 @@ class StaticModel(TransformersModel):
         self.static: StaticPass | None = None
         self.repeater: Graphs | None = None
         self.epoch = 0
+        self._head_changes = False
         super().__init__(model, vocab_size, blocked_ids, role)
+        self._head_changes = self._cut_head is not None and not self._cut_head.hold(PROMPT_ROWS)
         try:
             agrees = self._agrees()
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -72,7 +75,7 @@ class StaticModel(TransformersModel):
             logits = self._static_forward(self._next_pass(len(token_ids)), token_ids, num_logits)
             self.advance(len(token_ids))
             return logits
-        if self._cut_head is not None and not self.length:  # which takes rows from the prompt
+        if self._head_changes and not self.length:  # with the prompt
             self.epoch += 1
         return super().forward(token_ids, num_logits)
 
