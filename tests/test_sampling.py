@@ -16,7 +16,13 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix, sample
+from specdec_cli.decoding.sampling import (
+    _least_by_digits,
+    _least_by_sort,
+    logits_to_probs,
+    prefix_matrix,
+    sample,
+)
 from specdec_cli.settings import SamplingSettings
 
 pytestmark = pytest.mark.exactness
@@ -82,6 +88,16 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass(seed: int, top_p: float, s
     assert ((probs >= least[:, None]) == kept).all()  # the most likely ones
     assert (mass > top_p - 1e-5).all()
     assert (mass - least < top_p + 1e-5).all()  # none of them can be spared
+
+
+@given(st.integers(0, 2**31), st.floats(0.001, 0.999), st.sampled_from([2, 70, 5000]))
+def test_a_sort_finds_the_same_nucleus(seed: int, top_p: float, size: int) -> None:
+    """It is the way on a GPU."""
+    probs = (3 * torch.randn(3, size, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+    (least, above), (least_too, above_too) = _least_by_digits(probs, top_p), _least_by_sort(probs, top_p)
+    near = ((above + least - top_p).abs() < 1e-5) | ((above - top_p).abs() < 1e-5)  # either side of rounding
+    assert (near | (least == least_too)).all()
+    assert (near | torch.isclose(above, above_too, atol=1e-5)).all()
 
 
 def test_of_equals_the_first_stay_in_a_nucleus() -> None:

@@ -124,11 +124,24 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
 def _least_kept(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
     """The largest probability such that all that are as large have that mass together, and the mass of larger ones.
 
-    Without a sort, which takes longer than a small model's step where the vocabulary is large: non-negative floats
-    have the order of their bits, so that three histograms, each over the next digits, find it digit by digit.
-
     Returns:
         [..., 1] each.
+    """
+    return _least_by_sort(probs, mass) if probs.is_cuda else _least_by_digits(probs, mass)
+
+
+def _least_by_sort(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    descending = probs.sort(-1, descending=True).values
+    place = (descending.cumsum(-1) < mass).sum(-1, keepdim=True).clamp(max=probs.shape[-1] - 1)
+    least = descending.gather(-1, place)
+    return least, torch.where(probs > least, probs, 0.0).sum(-1, keepdim=True)
+
+
+def _least_by_digits(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """Without a sort, which takes longer on a CPU than a small model's step where the vocabulary is large.
+
+    Non-negative floats have the order of their bits, so that three histograms, each over the next digits, find the
+    probability digit by digit.
     """
     bits = probs.view(torch.int32)
     above = torch.zeros_like(probs[..., :1])  # mass of what is larger than the digits found so far allow

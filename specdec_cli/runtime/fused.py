@@ -32,10 +32,11 @@ PACKED_ROWS = 16  # the number of rows that a layout is chosen for; the same ser
 def join(model: PreTrainedModel) -> int:
     """Join the products of every layer that is known; how many modules were replaced.
 
-    Nothing is done to a model that is spread over devices or attends in another way than by sdpa.
+    Nothing is done to a model that is not on a CPU, where this was measured, or attends in another way than by sdpa.
     """
-    spread = len(set(getattr(model, "hf_device_map", {}).values())) > 1
-    if spread or model.config._attn_implementation != "sdpa":
+    if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
+        return 0
+    if model.config._attn_implementation != "sdpa":
         return 0
     replaced = 0
     for parent in list(model.modules()):
