@@ -203,6 +203,11 @@ def test_output_is_distributed_as_the_targets(sampling: SamplingSettings, k: int
     assert p_value(sampling, k) > SIGNIFICANCE
 
 
+def _named(value: object) -> str:
+    """Of parameters that are modules, classes and functions: no addresses, which differ between processes."""
+    return str(getattr(value, "__name__", value))
+
+
 def any_child(self: Tree, drawn: Sequence[int], most: int) -> list[int]:
     """Goes on with a child that nobody drew, where the drawn token has none."""
     return self.branch([], min(1, most))
@@ -220,7 +225,7 @@ def of_a_chain(committed: Tensor, draft_ids: Tensor, seen: Tensor | None) -> Ten
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "mistake"), [(Tree, "walk", any_child), (loop, "verify_tree", one_draw_too_few)], ids=str
+    ("where", "name", "mistake"), [(Tree, "walk", any_child), (loop, "verify_tree", one_draw_too_few)], ids=_named
 )
 def test_the_same_samples_show_a_wrong_rule(
     where: object, name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
@@ -265,7 +270,7 @@ def keep_the_first(self: BagModel, num_tokens: int, path: Sequence[int]) -> None
         (loop, "prefix_matrix", of_a_chain),
         (loop, "verify_tree", one_draw_too_few),
     ],
-    ids=str,
+    ids=_named,
 )
 def test_the_same_texts_show_a_mistake(
     where: object, name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
