@@ -55,7 +55,9 @@ class TransformersModel:
             # Grouped queries attend as they are; otherwise a pass over several tokens copies all cached keys and
             # values once for every query head of a group (read at each call; measured at 1,024 tokens: 3 to 4 times).
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
+        self._masks_again = self._cut_head is not None
         self._check_roll_back(role)
+        self._masks_again = self._cut_head is not None and self._bends_logits(self._cut_head)
 
     @property
     def model(self) -> Any:
@@ -100,7 +102,7 @@ class TransformersModel:
             token_ids = token_ids.clamp(max=self._num_rows - 1)
         output = model(input_ids=token_ids[None], cache=cache, use_cache=True, logits_to_keep=num_logits, **inputs)
         logits = output.logits[0, :, : self.vocab_size].float()
-        if self._cut_head is not None:  # once more: see there
+        if self._masks_again and self._cut_head is not None:
             logits = logits.masked_fill(self._cut_head.outside[: logits.shape[-1]], -torch.inf)
         missing = self.vocab_size - logits.shape[-1]
         if missing > 0:
@@ -136,6 +138,13 @@ class TransformersModel:
             raise IncompatiblePairError(
                 f"{asked_by}: the target cannot read drafts that branch: {reason}; choose another source of drafts"
             )
+
+    @torch.inference_mode()
+    def _bends_logits(self, head: CutHead) -> bool:
+        """Whether the model makes numbers of its head's -inf, as soft capping does (a mask costs a pass over them)."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        logits = self._model(input_ids=token, use_cache=False, logits_to_keep=1).logits[0, -1]
+        return not bool(torch.isneginf(logits[head.outside]).all())
 
     @torch.inference_mode()
     def _check_roll_back(self, role: str) -> None:
