@@ -146,8 +146,9 @@ def test_int4_codes_come_back_from_their_packing(
     layer = ql.Int4Linear.rounded(weight, None)
     codes, _, _ = ql.int4_codes(weight)
     assert torch.equal(ql.unpack(layer.packed).t()[: shape[0]], codes)
-    many = torch.randn(layer.many_rows, shape[1]).bfloat16()
-    assert torch.allclose(layer(many), layer._product(many)[:, : shape[0]], rtol=0.02, atol=0.05)
+    many = torch.randn(layer.many_rows, shape[1], generator=torch.Generator().manual_seed(4)).bfloat16()
+    packed = layer._product(many)[:, : shape[0]].float()
+    assert (layer(many).float() - packed).norm() <= 2**-7 * packed.norm()  # unpacked weights are rounded to bfloat16
 
 
 @pytest.mark.parametrize("how", ["none", *WEIGHT_ONLY])
