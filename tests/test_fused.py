@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +135,13 @@ def test_a_packed_layer_is_its_linear_layer(shape: tuple[int, int], rows: int, b
 def test_float32_models_are_not_packed() -> None:
     model = tiny.model("llama")
     assert fused.pack(model) == 0
+
+
+@needs_bfloat16
+def test_what_is_to_be_compiled_is_not_packed(tmp_path: Path) -> None:
+    """torch.compile has no lowering for packed layers on a slice of the states, which the head is given."""
+    folder = tiny.save(tmp_path / "model", tiny.model("llama"))
+    for compiled in (False, True):
+        model = tiny.load(folder, dtype="bfloat16", compile=compiled).model
+        packed = [m for m in model.modules() if isinstance(m, fused.PackedLinear | fused.Float32Linear)]
+        assert bool(packed) is not compiled

@@ -79,9 +79,3 @@ def test_input_is_left_as_it_was_and_its_type_comes_back() -> None:
         assert layer(states).dtype == dtype
         assert layer(states).shape == (1, 3, 5)
         assert torch.equal(states, before)
-
-
-def test_rows_can_be_taken() -> None:
-    weight, ids = torch.randn(30, 16), torch.tensor([4, 29, 0])
-    whole, states = W8A8Linear.rounded(weight, torch.arange(30.0)), torch.randn(2, 16)
-    torch.testing.assert_close(whole.rows(ids)(states), whole(states)[:, ids])

@@ -132,9 +132,9 @@ def _least_kept(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
 
 def _least_by_sort(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
     descending = probs.sort(-1, descending=True).values
-    place = (descending.cumsum(-1) < mass).sum(-1, keepdim=True).clamp(max=probs.shape[-1] - 1)
+    place = (descending.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True).clamp(max=probs.shape[-1] - 1)
     least = descending.gather(-1, place)
-    return least, torch.where(probs > least, probs, 0.0).sum(-1, keepdim=True)
+    return least, torch.where(probs > least, probs, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def _least_by_digits(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
@@ -143,17 +143,17 @@ def _least_by_digits(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
     Non-negative floats have the order of their bits, so that three histograms, each over the next digits, find the
     probability digit by digit.
     """
-    bits = probs.view(torch.int32)
-    above = torch.zeros_like(probs[..., :1])  # mass of what is larger than the digits found so far allow
+    wide = torch.float32 if probs.device.type == "mps" else torch.float64  # a vocabulary of small terms adds up
+    bits, weights = probs.view(torch.int32), probs.to(wide)
+    above = torch.zeros_like(weights[..., :1])  # mass of what is larger than the digits found so far allow
     found = torch.zeros_like(bits[..., :1])
-    weights = probs
     for shift, width in ((20, 11), (10, 10), (0, 10)):
         digits = (bits >> shift) & ((1 << width) - 1)
-        sums = probs.new_zeros(*probs.shape[:-1], 1 << width).scatter_add_(-1, digits.long(), weights)
+        sums = weights.new_zeros(*probs.shape[:-1], 1 << width).scatter_add_(-1, digits.long(), weights)
         reached = sums.flip(-1).cumsum(-1).flip(-1) + above  # by this digit and larger ones
         # The largest digit that reaches it; the smallest where rounding keeps all of them below.
         digit = ((reached >= mass).sum(-1, keepdim=True) - 1).clamp_min(0)
         above = (reached - sums).gather(-1, digit)
         found = found | (digit.to(torch.int32) << shift)
-        weights = torch.where(bits >> shift == found >> shift, probs, 0.0)
+        weights = torch.where(bits >> shift == found >> shift, weights, 0.0)
     return found.view(torch.float32), above

@@ -183,7 +183,7 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
         notes.append(f"{role} {words}" + (": another model than the one named" if role == "target" else ""))
     read_bytes, head = step_bytes(model), model.get_output_embeddings()
     head_bytes = 0 if head is None else weight_bytes(head)
-    if settings.fuse:
+    if settings.fuse and not settings.compile:  # the compiler lays weights out itself, and does not take packed ones
         pack(model)
     return Checkpoint(
         name=settings.source,

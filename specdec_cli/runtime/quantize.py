@@ -143,8 +143,7 @@ def _left_over(model: nn.Module) -> str:
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights, rounded or not; tied ones counted once."""
     rounded = (module for module in model.modules() if isinstance(module, QuantizedLinear))
-    codes = sum(buffer.nbytes for module in rounded for buffer in module.buffers())
-    return codes + sum(parameter.nbytes for parameter in model.parameters())
+    return sum(module.nbytes for module in rounded) + sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _by_torchao(model: PreTrainedModel, how: str, option: str) -> str:

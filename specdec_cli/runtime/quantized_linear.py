@@ -98,6 +98,11 @@ class QuantizedLinear(nn.Module):
         """The layer of some rows: [n] ids of outputs, in their order."""
         raise NotImplementedError
 
+    @property
+    def nbytes(self) -> int:
+        """Of codes, scales and offsets."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features).to(torch.bfloat16)
         if self._fill:

@@ -15,7 +15,6 @@ input and slower for others. CPUs that cannot add byte products without loss are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -38,32 +37,26 @@ class W8A8Linear(QuantizedLinear):
         scales: [out_features] float32.
     """
 
-    codes: Tensor
+    codes: Tensor | None
     scales: Tensor
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__(codes.shape[1], len(codes), bias)
-        self.register_buffer("codes", codes)
+        wide = self.out_features >= WIDE * self.in_features
+        self.register_buffer("codes", None if wide else codes)
         self.register_buffer("scales", scales)
-        self._laid_out: Any = None
-        if self.out_features >= WIDE * self.in_features:
-            self._laid_out = torch.ops.onednn.qlinear_prepack(codes, None)
-            self._zeros = torch.zeros(self.out_features, dtype=torch.long)
+        self._laid_out: Any = torch.ops.onednn.qlinear_prepack(codes, None) if wide else None
+        self._zeros = torch.zeros(self.out_features, dtype=torch.long)
+
+    @property
+    def nbytes(self) -> int:
+        return self.out_features * self.in_features + self.scales.nbytes
 
     @classmethod
     def rounded(cls, weight: Tensor, bias: Tensor | None) -> Self:
         weight = weight.detach()
         codes, scales = zip(*(int8_codes(weight[cut]) for cut in row_blocks(*weight.shape)), strict=True)
         return cls(torch.cat(codes), torch.cat(scales).float(), bias)
-
-    @classmethod
-    def joined(cls, layers: Sequence[Self]) -> Self:
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        codes, scales = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("codes", "scales"))
-        return cls(codes, scales, torch.cat(biases) if biases else None)
-
-    def rows(self, ids: Tensor) -> Self:
-        return type(self)(self.codes[ids], self.scales[ids], None if self.bias is None else self.bias[ids])
 
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features).float()
@@ -75,7 +68,7 @@ class W8A8Linear(QuantizedLinear):
 
     def _product(self, rows: Tensor) -> Tensor:
         """[n, in_features] float32 from -127 to 127, rounded, times the weights: [n, out_features] float32."""
-        if self._laid_out is None:
+        if self.codes is not None:
             return torch._int_mm(rows.round_().to(torch.int8), self.codes.t()) * self.scales
         # Unsigned, since oneDNN multiplies signed bytes quickly with AMX alone.
         unsigned = rows.round_().add_(OFFSET).to(torch.uint8)
