@@ -290,6 +290,26 @@ def test_where_recording_fails_the_text_goes_on_without(error: RuntimeError, wor
     assert len(target.graphs) == 0  # and its memory is given back
 
 
+def test_where_a_text_outgrows_the_memory_recordings_give_theirs_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = cached()
+    expected = texts(plain, lambda s: DraftModel(near(plain), s), 3, SAMPLED)
+    target = Recorded(cached(), tape.TapeRecorder())
+    reserve, asked = target.model.reserve, [0]
+
+    def full_once(num_tokens: int) -> object:
+        asked[0] += 1
+        if asked[0] == 40:
+            assert len(target.graphs) > 0
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return reserve(num_tokens)
+
+    monkeypatch.setattr(target.model, "reserve", full_once)
+    assert same(texts(target.model, lambda s: DraftModel(near(plain), s), 3, SAMPLED), expected)
+    assert asked[0] >= 40
+    assert len(target.graphs) == 0
+    assert "not enough memory" in target.told[0]
+
+
 class Forgets(tape.TapeRecorder):
     """Recordings that leave out what writes by index: keys and values are not where they belong."""
 

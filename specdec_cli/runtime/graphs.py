@@ -29,6 +29,7 @@ from specdec_cli.settings import AUTO, ModelSettings, SamplingSettings
 
 RECORDED_ON = "cuda"
 WARM_UPS = 2
+NO_MEMORY = "there is not enough memory for them"
 KEPT = 256  # recordings; the oldest goes first
 # Replayed kernels are the eager ones; a parallel sum may still round differently from one run to the next.
 TOLERANCE = 1e-3
@@ -191,7 +192,11 @@ class Graphs:
         if self._epoch != self._model.epoch:
             self._epoch = self._model.epoch
             self._replayed.clear()
-        capacity = self._model.reserve(num_tokens + 1)[0].buffer.capacity  # recorded one token further than tried
+        try:
+            capacity = self._model.reserve(num_tokens + 1)[0].buffer.capacity  # recorded one token further than tried
+        except torch.OutOfMemoryError:  # the text has outgrown its buffers: what recordings hold may make the room
+            self._stop(NO_MEMORY)
+            return None
         at = (key, capacity, tuple((tuple(t.shape), t.dtype) for t in inputs))
         replayed = self._replayed.get(at)
         if replayed is None:
@@ -227,7 +232,7 @@ class Graphs:
             replayed = self._tried(function, inputs, num_tokens, generator)
             why = "a recorded round gave other numbers than the same round without"
         except torch.OutOfMemoryError:
-            replayed, why = None, "there is not enough memory for them"
+            replayed, why = None, NO_MEMORY
         except RuntimeError as error:
             replayed, why = None, " ".join(str(error).split())[:160]
         generator.set_state(place)
