@@ -96,8 +96,9 @@ def test_joined_layers_need_no_more_memory() -> None:
     assert sum(parameter.nbytes for parameter in model.parameters()) == before
 
 
-def test_generate_of_transformers_takes_joined_layers() -> None:
-    before = tiny.model("qwen2")
+@pytest.mark.parametrize("family", JOINED)
+def test_generate_of_transformers_takes_joined_layers(family: str) -> None:
+    before = tiny.model(family, num_attention_heads=4, num_key_value_heads=2)
     after = deepcopy(before)
     fused.join(after)
     texts = [m.generate(PROMPT[None], max_new_tokens=12, do_sample=False).tolist() for m in (before, after)]
