@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:  # a wrong option, before any command ran
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().replace(" Value error,", "").split())  # pydantic's words
         return _fail(message + hint, error.exit_code) if message else error.exit_code
     except OSError as error:  # a full disk, say
         where = f"{error.filename}: " if error.filename else ""

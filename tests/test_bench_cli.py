@@ -663,7 +663,7 @@ def test_other_limits_may_share_a_file(specdec: Specdec, kept: Kept, watch: Watc
         (("-n", "7"), "max_new_tokens"),
         (("--k", "1,3"), "ks"),
         (("--temperature", "1"), "temperatures"),
-        (("--seed", "3", "--top-k", "5"), "sampling, seed"),
+        (("--seed", "3", "--repetition-penalty", "1.1"), "sampling, seed"),
         (("--draft", "OTHER"), "drafts"),
     ],
 )

@@ -337,6 +337,11 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--device", ""], "--device '' is not available; here there is: cpu"),
     (["--draft-device", "cuda:99"], "--draft-device 'cuda:99' is not available; here there is: cpu"),
     (["--dtype", "int8"], "'--dtype'"),
+    (
+        ["--graphs", "on"],
+        "Invalid value for '--graphs': 'on' is not one of 'auto', 'off'. (see specdec generate --help)",
+    ),
+    (["--quantize", "foo"], "'--quantize': 'foo' is not one of 'keep', 'none', 'int8', 'w8a8', 'int4'."),
     (["--preset", "demo"], "--preset and --target are given both"),
     (["--format", "xml"], "'--format'"),
     (["--format", "csv"], "'--format'"),

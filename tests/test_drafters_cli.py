@@ -266,3 +266,50 @@ def test_a_built_in_set_is_answered_and_its_quotations_are_marked(specdec: Specd
     assert code == 0, err
     assert err.count(" drafted tokens accepted") >= 5
     assert "‹" in out
+
+
+OWN_MODEL = "is for a draft that is a model of its own, not for --draft"
+PROBABILITIES = "is for a draft with probabilities (a model, or early-exit:N), not for --draft"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "options", "message"),
+    [
+        (["ngram"], ["--draft-quantize", "int8"], f"--draft-quantize {OWN_MODEL} ngram: leave it out"),
+        (["suffix"], ["--draft-dtype", "float32"], f"--draft-dtype {OWN_MODEL} suffix: leave it out"),
+        (["lookahead"], ["--draft-vocab", "100"], f"--draft-vocab {OWN_MODEL} lookahead: leave it out"),
+        (["early-exit:1"], ["--draft-device", "cpu"], f"--draft-device {OWN_MODEL} early-exit:1: leave it out"),
+        (["none"], ["--draft-revision", "v2"], f"--draft-revision {OWN_MODEL} none: leave it out"),
+        (["ngram+suffix"], ["--draft-stop", "0.3"], f"--draft-stop {PROBABILITIES} ngram+suffix: leave it out"),
+        (["none"], ["--draft-stop", "0.3"], f"--draft-stop {PROBABILITIES} none: leave it out"),
+        (["none"], ["--k", "4"], "--k is for drafts, and --draft none makes none: leave it out"),
+        (["MODEL"], ["--draft-revision", "v2"], "--draft-revision is for a hub id, and --draft MODEL is here"),
+        (["MODEL"], ["--revision", "v2"], "--revision is for a hub id, and --target TARGET is here: leave it out"),
+        (["MODEL"], ["--top-k", "5"], "--top-k does nothing at temperature 0, which is greedy"),
+        (["MODEL"], ["--min-p", "0.1", "--temperature", "0"], "--min-p does nothing at temperature 0"),
+        (["ngram", "early-exit:1"], ["--draft-quantize", "int8"], f"{OWN_MODEL} ngram, early-exit:1: leave it out"),
+        (["ngram", "lookahead"], ["--draft-stop", "0.3"], f"{PROBABILITIES} ngram, lookahead: leave it out"),
+        (["MODEL"], ["--top-p", "0.9"], "--top-p does nothing at temperature 0, which is greedy"),
+        (["MODEL", "ngram"], ["--draft-stop", "0.3", "--compare", "transformers"], "leave out --draft-stop"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    specdec: Specdec, folders: dict[str, Path], drafts: list[str], options: list[str], message: str
+) -> None:
+    words = [word for draft in drafts for word in ("--draft", draft.replace("MODEL", str(folders["draft"])))]
+    command = ["bench"] if len(drafts) > 1 or "--top-p" in options else ["generate", "x"]
+    code, out, err = specdec(*command, "--target", folders["target"], *words, *options)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert message.replace("MODEL", str(folders["draft"])).replace("TARGET", str(folders["target"])) in line
+
+
+def test_one_draft_that_heeds_an_option_is_enough(bench: Specdec, folders: dict[str, Path]) -> None:
+    drafts = ("-d", "ngram", "-d", f"suffix+{folders['draft']}")
+    options = ("--draft-dtype", "bfloat16", "--draft-stop", "0.01", "--temperature", "0", "--temperature", "1")
+    code, out, err = bench("bench", *drafts, *options, "--top-k", "5", "--k", "1", "--format", "json")
+    assert code == 0, err
+    settings = json.loads(out)["settings"]
+    assert [draft.get("dtype") for draft in settings["drafts"]] == [None, "bfloat16"]
+    assert (settings["draft_stop"], settings["sampling"]["top_k"]) == (0.01, 5)

@@ -177,6 +177,7 @@ def bench(
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
+        draft_stop=draft_stop,
     )  # fmt: skip
     return _measure(
         models, ks=(o.parse_k(k, models.k),), temperatures=temperature,
@@ -257,6 +258,7 @@ def sweep_k(
         draft_dtype=draft_dtype, revision=revision, draft_revision=draft_revision, offline=offline,
         trust_remote_code=trust_remote_code, dummy_weights=dummy_weights,
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
+        draft_stop=draft_stop,
     )  # fmt: skip
     return _measure(
         models, ks=ks, temperatures=temperature, sampling=(top_k, top_p, min_p, repetition_penalty), seed=seed,
@@ -330,6 +332,7 @@ def _measure(
         simulated_acceptance=simulated,
         draft_stop=draft_stop,
     )
+    o.require_use_of_filters(chosen)
     if check_distribution and not any(temperatures):
         raise UsageError("--check-distribution needs a --temperature above 0; at 0 ids are compared anyway")
     if export is not None:
@@ -350,6 +353,8 @@ def _measure(
         raise UsageError("--simulate-acceptance replaces the rule: leave out --compare and --check-distribution")
     if compare is not None and not all(isinstance(k, int) for k in ks):
         raise UsageError("--compare needs a number for --k, the same for both")
+    if compare is not None and draft_stop:
+        raise UsageError("--compare needs drafts of K tokens, the same for both: leave out --draft-stop")
     if compare is not None and not ignore_eos:
         raise UsageError("--compare needs --ignore-eos, so that all generate the same number of tokens")
     if fail_if_slower is not None and not fail_if_slower > 0:

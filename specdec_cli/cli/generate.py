@@ -12,7 +12,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import AUTO, GenerationSettings, SamplingSettings
+from specdec_cli.settings import AUTO, NO_DRAFT, GenerationSettings, SamplingSettings
 
 
 class TextFormat(StrEnum):
@@ -93,6 +93,7 @@ def generate(
         draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, graphs=graphs, compile=compile,
+        draft_stop=draft_stop,
     )  # fmt: skip
     (drafter,) = models.drafts
     sampling = SamplingSettings(temperature, top_k, top_p, min_p, repetition_penalty)
@@ -104,6 +105,9 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
         draft_stop=draft_stop,
     )
+    o.require_use_of_filters([sampling])
+    if drafter.name == NO_DRAFT:
+        o.refuse_given({"--k": k is not None}, f"is for drafts, and --draft {NO_DRAFT} makes none: leave it out")
     for path, option in ((output, "--output"), (trace, "--trace")):
         if path is not None:
             check_writable(path, option)

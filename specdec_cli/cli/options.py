@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from specdec_cli.drafters.spec import DraftSpec, parse_draft
+from specdec_cli.drafters.spec import MODEL, DraftSpec, parse_draft
 from specdec_cli.errors import InterruptedByUser, UsageError
-from specdec_cli.settings import AUTO, K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings
+from specdec_cli.settings import AUTO, K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings, SamplingSettings
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
@@ -260,11 +260,13 @@ def choose_models(
     dummy_weights: bool = False,
     graphs: Graphs = Graphs.auto,
     compile: bool = False,
+    draft_stop: float = 0.0,
 ) -> ModelChoice:
     """Join the model options with the preset that they stand beside.
 
     Raises:
-        UsageError: --preset beside --target, a target without a draft, or --draft-vocab names no file.
+        UsageError: --preset beside --target, a target without a draft, --draft-vocab names no file, or an option that
+            none of these models heeds.
     """
     from specdec_cli.presets import DEFAULT, load_preset
 
@@ -305,8 +307,73 @@ def choose_models(
 
     names = list(drafts) or [pair.draft if pair else NO_DRAFT]
     specs = [parse_draft(name) for name in dict.fromkeys(names)]
+    for_models = {
+        "--draft-device": draft_device is not None,
+        "--draft-dtype": draft_dtype is not None,
+        "--draft-quantize": draft_quantize is not DraftQuantize.keep,
+        "--draft-vocab": draft_vocab != AUTO,
+        "--draft-revision": draft_revision is not None,
+    }
+    _require_use_in_drafts(specs, for_models, draft_stop)
+    _require_use_of_revision("--revision", revision, "--target", [target_settings.source])
+    _require_use_of_revision(
+        "--draft-revision", draft_revision, "--draft", [spec.model for spec in specs if spec.model]
+    )
     chosen = tuple(DraftChoice(spec, draft_settings(spec.model)) for spec in specs)
     return ModelChoice(target_settings, chosen, pair.k if pair else 4)
+
+
+def refuse_given(options: Mapping[str, bool], why: str) -> None:
+    """Refuse options that would do nothing here.
+
+    Args:
+        options: name, and whether it was given another value than its default.
+        why: the rest of the message behind the name, with the remedy.
+
+    Raises:
+        UsageError: one was.
+    """
+    for name, given in options.items():
+        if given:
+            raise UsageError(f"{name} {why}")
+
+
+def require_use_of_filters(sampling: Sequence[SamplingSettings]) -> None:
+    """Refuse what keeps some of the tokens where only the most likely one is ever taken.
+
+    Args:
+        sampling: all that is asked for; they differ in temperature.
+
+    Raises:
+        UsageError: every temperature is 0, and a filter is given.
+    """
+    if any(settings.temperature for settings in sampling):
+        return
+    filters = {
+        "--top-k": sampling[0].top_k != 0,
+        "--top-p": sampling[0].top_p != 1.0,
+        "--min-p": sampling[0].min_p != 0.0,
+    }
+    refuse_given(filters, "does nothing at temperature 0, which is greedy: add --temperature 1, say, or leave it out")
+
+
+def _require_use_in_drafts(specs: Sequence[DraftSpec], for_models: Mapping[str, bool], draft_stop: float) -> None:
+    named = f"--draft {', '.join(spec.name for spec in specs)}"
+    kinds = {source.kind for spec in specs for source in spec.sources}
+    if MODEL not in kinds:
+        refuse_given(for_models, f"is for a draft that is a model of its own, not for {named}: leave it out")
+    if kinds.isdisjoint((MODEL, "early-exit")):
+        refuse_given(
+            {"--draft-stop": draft_stop != 0.0},
+            f"is for a draft with probabilities (a model, or early-exit:N), not for {named}: leave it out",
+        )
+
+
+def _require_use_of_revision(option: str, value: str | None, role: str, sources: Sequence[str]) -> None:
+    """A folder or a file is what it is; of several sources one hub id will do."""
+    here = (source.startswith("demo:") or Path(source).expanduser().exists() for source in sources)
+    if value is not None and all(here):
+        raise UsageError(f"{option} is for a hub id, and {role} {', '.join(sources)} is here: leave it out")
 
 
 def parse_k(text: str | None, default: KChoice) -> KChoice:

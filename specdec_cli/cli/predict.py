@@ -99,6 +99,8 @@ def predict(
             "--flops to estimate it"
         )
     else:
+        given = {"--dtype": dtype is not WeightDtype.bfloat16, "--draft-dtype": draft_dtype is not None}
+        o.refuse_given(given, "is for costs that are estimated from --target-params and others: leave it out")
         costs = Costs(cost, 1.0 if verify is None else parse_verify(verify), overhead)
     request = command.PredictRequest(
         alpha=alpha,
@@ -111,6 +113,8 @@ def predict(
         output_format=output_format.value,
         output=output,
     )
+    if not simulate:
+        o.refuse_given({"--seed": seed != 0}, "is of the simulation: add --simulate, or leave it out")
     for path, option in ((output, "--output"), (plot, "--plot")):
         if path is not None:
             check_writable(path, option)
