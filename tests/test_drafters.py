@@ -83,16 +83,18 @@ def propose(drafter: Drafter, ids: Sequence[int], k: int = 4) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------ n-grams
-def scanned(ids: Sequence[int], longest: int, shortest: int, k: int) -> list[int]:
-    """Prompt lookup by looking everywhere, and the copy one token at a time."""
+def scanned(ids: Sequence[int], longest: int, shortest: int, k: int, lag: int | None) -> tuple[list[int], int | None]:
+    """Prompt lookup by looking everywhere, and the copy one token at a time; where it began, from the text's end."""
     for n in range(longest, shortest - 1, -1):
-        for place in range(len(ids) - 1, n - 1, -1):
-            if n <= len(ids) and ids[place - n : place] == ids[len(ids) - n :]:
-                text = list(ids)
-                for i in range(k):
-                    text.append(text[place + i])
-                return text[len(ids) :]
-    return []
+        places = [place for place in range(n, len(ids)) if ids[place - n : place] == ids[len(ids) - n :]]
+        if places:
+            ahead = [] if lag is None else [place for place in places if place >= len(ids) - lag]
+            place = ahead[0] if ahead else places[-1]
+            text = list(ids)
+            for i in range(k):
+                text.append(text[place + i])
+            return text[len(ids) :], len(ids) - place
+    return [], lag
 
 
 @settings(max_examples=150, deadline=None)
@@ -102,9 +104,11 @@ def test_the_index_finds_what_a_scan_finds(text: list[int], cuts: list[int], sho
     drafter = NgramDrafter(shortest + more, shortest, CPU)
     start = cuts[0] if cuts else 0
     drafter.reset(Context(text[:start]))
+    lag = None
     for length in [start, *(start + sum(cuts[1 : i + 1]) for i in range(1, len(cuts))), len(text)]:
         ids = text[:length] if length < len(text) else text
-        assert propose(drafter, ids, 5) == scanned(ids, shortest + more, shortest, 5)
+        expected, lag = scanned(ids, shortest + more, shortest, 5, lag)
+        assert propose(drafter, ids, 5) == expected
 
 
 def test_the_longest_match_comes_first_and_of_equals_the_most_recent() -> None:
@@ -113,6 +117,19 @@ def test_the_longest_match_comes_first_and_of_equals_the_most_recent() -> None:
     assert propose(NgramDrafter(1, 1, CPU), text, 2) == [8, 1]  # behind the last 3
     assert propose(NgramDrafter(4, 4, CPU), text, 2) == []
     assert propose(NgramDrafter(2, 1, CPU), [5, 1, 5, 2, 5], 1) == [2]
+
+
+def test_of_several_occurrences_the_one_comes_where_the_last_copy_goes_on() -> None:
+    source = [1, 2, 3, 0, 4, 3, 0, 5, 3, 0, 6]
+    drafter = NgramDrafter(2, 1, CPU)
+    text = [*source, 9, 1, 2]
+    assert propose(drafter, text, 4) == [3, 0, 4, 3]
+    text += [3, 0, 7]  # where the source has a 4, the answer has a 7, and goes on with what is behind the 4
+    assert propose(drafter, text, 4) == []
+    text += [3, 0]
+    assert propose(drafter, text, 3) == [5, 3, 0]  # not the most recent 3 0, which the 7 follows, nor the first
+    drafter.reset(Context(text))
+    assert propose(drafter, text, 3) == [7, 3, 0]
 
 
 def test_a_copy_goes_on_with_what_it_copied() -> None:
@@ -137,7 +154,7 @@ def test_lengths_that_cannot_be_are_refused(longest: int, shortest: int) -> None
         NgramDrafter(longest, shortest, CPU)
 
 
-class Counted(dict[tuple[int, ...], int]):
+class Counted(dict[tuple[int, ...], list[int]]):
     """Counts what is asked and stored."""
 
     operations = 0
@@ -146,9 +163,9 @@ class Counted(dict[tuple[int, ...], int]):
         self.operations += 1
         return super().get(*arguments)
 
-    def __setitem__(self, *arguments: Any) -> None:
+    def setdefault(self, *arguments: Any) -> Any:
         self.operations += 1
-        super().__setitem__(*arguments)
+        return super().setdefault(*arguments)
 
 
 class Unscanned(list[int]):
