@@ -7,6 +7,7 @@ that the errors and their chains are the libraries' own.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from conftest import Specdec
 from huggingface_hub import constants
 from huggingface_hub.utils import _http, httpx
+from huggingface_hub.utils import logging as hub_logging
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
@@ -214,6 +217,41 @@ HUB_FAILURES = [
 def test_hub_failures(answer: Answer, expected: str, hub: Callable[[Answer], None]) -> None:
     hub(answer)
     assert re.search(expected, message_of(HUB_ID, "draft"))
+
+
+@pytest.mark.parametrize("command", [("generate", "x", "--quiet"), ("pair-check", "--quiet")])
+@pytest.mark.parametrize("answer", [status(503), broken("ReadError")])
+def test_retries_are_not_told_beside_the_error(
+    command: tuple[str, ...], answer: Answer, hub: Callable[[Answer], None], specdec: Specdec
+) -> None:
+    """The hub's package warns at each of its retries, to a stream that it took at import."""
+    hub(answer)
+    hub_logging.set_verbosity_warning()
+    told = _Records()
+    library = logging.getLogger("huggingface_hub")
+    library.addHandler(told)
+    try:
+        code, _, err = specdec(*command, "--target", "demo:target", "--draft", "nosuch")
+    finally:
+        library.removeHandler(told)
+    assert code == 1
+    assert len(err.splitlines()) == (command[0] == "generate")
+    assert told.records == []
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def test_a_name_that_is_no_folder_is_one_line_offline(specdec: Specdec) -> None:
+    code, out, err = specdec("generate", "x", "--target", "demo:target", "--draft", "nosuch", "--quiet")
+    assert (code, out) == (1, "")
+    assert err == "specdec: --draft nosuch is not in the hub's local cache: download it first, without HF_HUB_OFFLINE\n"
 
 
 @pytest.mark.parametrize(("role", "option"), [("target", "--revision"), ("draft", "--draft-revision")])

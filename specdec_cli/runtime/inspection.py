@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import cached_file
 
 from specdec_cli.errors import IncompatiblePairError, SpecdecError, UsageError
 from specdec_cli.runtime.devices import choose_device
@@ -48,7 +48,7 @@ from specdec_cli.runtime.loading import (
     own_bits,
     require_causal_lm,
 )
-from specdec_cli.runtime.sources import Report, locate
+from specdec_cli.runtime.sources import Report, locate, report_errors_only
 from specdec_cli.settings import ModelSettings
 
 # What a forward pass without data may raise: code that reads values, and layers that the meta device does not know.
@@ -177,8 +177,7 @@ def inspect_checkpoint(settings: ModelSettings, role: str, report: Report) -> In
     Raises:
         SpecdecError: its configuration cannot be read; one line with the remedy.
     """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    report_errors_only()
     option = f"--{role}"
     device = choose_device(settings.device, "--device" if role == "target" else "--draft-device")
     place = locate(settings.source, option, report, weights=False)

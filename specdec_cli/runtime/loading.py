@@ -28,7 +28,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.cut_head import can_be_cut, cut_head
@@ -38,7 +37,7 @@ from specdec_cli.runtime.fused import join, pack
 from specdec_cli.runtime.gguf_bits import describe_bits, keeps_bits, kept_bytes, load_gguf
 from specdec_cli.runtime.quantize import quantize, step_seconds, weight_bytes
 from specdec_cli.runtime.quantized_linear import QuantizedLinear
-from specdec_cli.runtime.sources import Report, gguf_file, locate
+from specdec_cli.runtime.sources import Report, gguf_file, locate, report_errors_only
 from specdec_cli.settings import AUTO, FREQUENT, KEEP, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What transformers, huggingface_hub, safetensors and pickle raise at files that are missing or wrong.
@@ -123,8 +122,7 @@ def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
     Raises:
         SpecdecError: one line with the remedy; its subclass gives the exit code.
     """
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    report_errors_only()
     prefix = "" if role == "target" else "draft-"
     option = f"--{role}"
     device = choose_device(settings.device, f"--{prefix}device")

@@ -27,6 +27,16 @@ EMBEDDED = {f"demo:{role}": Path(__file__).parents[1] / "demo" / role for role i
 Report = Callable[[str], None]
 
 
+def report_errors_only() -> None:
+    """No bars and no warnings of transformers', nor the hub's line for each retry: an error says it all once."""
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    hub.set_verbosity_error()
+
+
 def locate(source: str, option: str, report: Report, weights: bool = True) -> str:
     """A folder that from_pretrained can read, or a hub id.
 
