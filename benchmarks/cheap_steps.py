@@ -38,7 +38,9 @@ from torch.nn.functional import linear
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
+from specdec_cli.drafters.composition import Composition
 from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.ngram import NgramDrafter
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.measurement.hardware import cpu_name, environment
 from specdec_cli.prompts import builtin_prompts
@@ -69,26 +71,31 @@ class Arm:
         target: bits of the target, as --quantize has them.
         draft: bits of the draft and what its head is cut to; None for plain decoding.
         k: tokens drafted a round.
+        stop: as --draft-stop.
+        lookup: prompt lookup drafts where it has a match.
     """
 
     name: str
     target: str
     draft: tuple[str, str] | None
     k: int
+    stop: float
+    lookup: bool
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        """Read TARGET or TARGET+DRAFT[:VOCAB]@K.
+        """Read TARGET or TARGET+[ngram+]DRAFT[:VOCAB][/STOP]@K.
 
         Raises:
             ValueError: it is neither.
         """
         bits = "|".join(BITS)
-        found = re.fullmatch(rf"({bits})(?:\+({bits})(?::(\w+))?@(\d+))?", text)
+        found = re.fullmatch(rf"({bits})(?:\+(ngram\+)?({bits})(?::(\w+))?(?:/(0?\.\d+))?@(\d+))?", text)
         if found is None:
             raise ValueError(f"an arm is TARGET or TARGET+DRAFT:VOCAB@K, with {bits} for models, not '{text}'")
-        target, draft, vocab, k = found.groups()
-        return cls(text, BITS[target], (BITS[draft], vocab or WHOLE_VOCAB) if draft else None, int(k or 1))
+        target, lookup, draft, vocab, stop, k = found.groups()
+        made = (BITS[draft], vocab or WHOLE_VOCAB) if draft else None
+        return cls(text, BITS[target], made, int(k or 1), float(stop or 0), bool(lookup))
 
 
 @dataclass(frozen=True)
@@ -139,20 +146,21 @@ def _median_ms(steps: Sequence[Step], name: str) -> float:
 
 
 def llama_run(path: str, context: int) -> Run:
-    """llama.cpp's plain decoding of a .gguf file, one step a token, prefill apart."""
-    from llama_cpp import Llama  # type: ignore[import-not-found,unused-ignore]
+    """llama.cpp's plain decoding of a .gguf file, by its own clock: tokens behind the first, prefill apart."""
+    from xllamacpp import CommonParams, Server  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    model: Any = Llama(path, n_ctx=context, n_threads=torch.get_num_threads(), verbose=False)
+    params: Any = CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.verbosity = context, 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+    server: Any = Server(params)
 
     def run(prompt: Sequence[int], tokens: int) -> Answer:
-        model.reset()
-        model.eval(list(prompt))
-        made: list[int] = []
-        started = time.perf_counter()
-        while len(made) < tokens:
-            made.append(int(model.sample(temp=0.0, repeat_penalty=1.0)))
-            model.eval(made[-1:])
-        return Answer(tokens / (time.perf_counter() - started), None, None, 1.0, tuple(made))
+        asked = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0, "ignore_eos": True}
+        answer = server.handle_completions({**asked, "cache_prompt": False})
+        if "timings" not in answer:
+            raise SystemExit(f"llama.cpp: {answer}")
+        return Answer(answer["timings"]["predicted_per_second"], None, None, 1.0, ())
 
     return run
 
@@ -181,12 +189,18 @@ def load(args: argparse.Namespace, arms: Sequence[Arm], report: Callable[[str], 
     runs: dict[str, Run] = {}
     for arm in arms:
         target = pairs[arm.target].target
-        drafter = DraftModel(drafts[arm.draft], GREEDY) if arm.draft else NoDrafter(target.device)
+        drafter: Drafter = NoDrafter(target.device)
+        if arm.draft:
+            drafter = DraftModel(drafts[arm.draft], GREEDY, arm.stop)
+        if arm.lookup:
+            drafter = Composition([("ngram", NgramDrafter(3, 1, target.device)), ("model", drafter)])
         runs[arm.name] = loop_run(target, drafter, arm.k)
     return some, runs
 
 
-def measure(runs: dict[str, Run], prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, list[Answer]]:
+def measure(
+    runs: dict[str, Run], prompts: Sequence[Sequence[int]], tokens: int, report: Callable[[str], None]
+) -> dict[str, list[Answer]]:
     """Every arm once a prompt, in an order that rotates; a first short answer of each is not counted."""
     for run in runs.values():
         run(prompts[0], WARM_UP_TOKENS)
@@ -195,6 +209,7 @@ def measure(runs: dict[str, Run], prompts: Sequence[Sequence[int]], tokens: int)
     for turn, prompt in enumerate(prompts):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             answers[name].append(runs[name](prompt, tokens))
+            report(f"prompt {turn + 1}, {name}: {answers[name][-1].tokens_per_s:.1f} tok/s")
     return answers
 
 
@@ -264,7 +279,11 @@ def main() -> None:
     if args.target is None or args.draft is None:
         parser.error("--target and --draft are needed, or --rows")
     arms = [Arm.parse(text) for text in args.arms.split(",")]
-    pair, runs = load(args, arms, lambda line: console.print(line, style="dim", markup=False))
+
+    def report(line: str) -> None:
+        console.print(line, style="dim", markup=False)
+
+    pair, runs = load(args, arms, report)
     chosen = [p for p in builtin_prompts("mixed") if p.category == "code"][: args.prompts]
     prompts = [pair.encode([{"role": "user", "content": p.turns[0]}], raw=False, room=args.tokens) for p in chosen]
     try:
@@ -273,8 +292,8 @@ def main() -> None:
             if path.endswith(".gguf"):
                 runs[f"llama.cpp, the {role}"] = llama_run(path, context)
     except ImportError:
-        console.print("llama-cpp-python is not installed: no row for llama.cpp", style="dim")
-    answers = measure(runs, prompts, args.tokens)
+        console.print("xllamacpp is not installed: no row for llama.cpp", style="dim")
+    answers = measure(runs, prompts, args.tokens, report)
     where = environment(torch.device("cpu"))
     console.print(f"{where['cpu']}, {torch.get_num_threads()} threads, torch {torch.__version__}", markup=False)
     console.print(f"{args.target} with {args.draft}, {args.tokens} tokens, {len(prompts)} prompts", markup=False)
