@@ -1,12 +1,13 @@
 """Where guesses come from, all in one run: each source at fixed K and under --k auto, beside plain decoding.
 
-Every prompt is a block (see `specdec_cli.measurement.benchmark`): all arms generate the same number of tokens for it,
-in an order that rotates from block to block, so that a drift of the machine hits all of them, and every ratio is taken
-prompt by prompt. Prompt lookup has transformers' own beside it, at the same K and the same longest n-gram; a draft that
-has nothing to offer (random weights) runs under auto alone.
+`-d DRAFT@1-6` measures K 1 to 6 and auto, `-d DRAFT@auto` auto alone. Every prompt is a block (see
+`specdec_cli.measurement.benchmark`): all arms generate the same number of tokens for it, in an order that rotates from
+block to block, so that a drift of the machine hits all of them, and every ratio is taken prompt by prompt. Prompt
+lookup has transformers' own beside it, at the same K and the same longest n-gram; a draft that has nothing to offer
+(random weights) runs under auto alone.
 
 Prints a table for each set of prompts, and ratios with their 95 % interval over prompts and their range: of each source
-over transformers, of each list of sources over its parts, of auto over the best fixed K.
+over transformers, of each list of sources over its parts, of auto over the best fixed K and over transformers.
 
     python benchmarks/sources.py                                           # the demo pair, on editing prompts
     python benchmarks/sources.py -t TARGET --prompts editing --prompts chat --prompts mixed \\
@@ -55,7 +56,7 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pair import Pair, conversation, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
-from specdec_cli.settings import NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings, SamplingSettings
+from specdec_cli.settings import AUTO, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)
 OPEN = ("chat", "creative")  # of the mixed set: what quotes nothing
@@ -93,8 +94,10 @@ class Question:
 
 
 def split_k(text: str) -> tuple[str, tuple[int, ...]]:
-    """`DRAFT@K`, with K in the grammar of sweep-k; FIXED_K where none is given."""
+    """`DRAFT@K`, with K in the grammar of sweep-k; none for `@auto`, FIXED_K where none is given."""
     draft, at, ks = text.rpartition("@")
+    if at and ks == "auto":
+        return draft, ()
     if at and re.fullmatch(r"[0-9,*+-]+", ks):
         return draft, parse_range(ks, "--draft")
     return text, (FIXED_K,)
@@ -174,9 +177,12 @@ def measure(
 
 
 def ratios(runs: Sequence[Run], sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """One arm's speed over another's, by prompt: auto over the best fixed K, lists of sources over their parts."""
+    """One arm's speed over another's, by prompt: auto over the best fixed K and peers, lists of sources over parts."""
     speeds: dict[tuple[str, KChoice], list[float]] = {}
+    with_prefill: dict[tuple[str, KChoice], list[float]] = {}
     for run in runs:
+        if run.k:
+            with_prefill.setdefault((run.arm, run.k), []).append(run.end_to_end_tokens_per_s)
         if run.k and run.peer_of is None:
             speeds.setdefault((run.arm, run.k), []).append(run.tokens_per_s)
     fixed = [arm for arm in speeds if arm[1] != "auto"]
@@ -184,12 +190,18 @@ def ratios(runs: Sequence[Run], sources: Sequence[Source]) -> list[dict[str, Any
     pairs: list[tuple[tuple[str, KChoice], tuple[str, KChoice]]]
     pairs = [((name, "auto"), (name, k)) for name, k in best.items()]
     for spec in (source.draft.spec for source in sources if len(source.draft.spec.sources) > 1):
-        for part in (source.name for source in spec.sources if source.name in best):
-            pairs += [((spec.name, best[spec.name]), (part, best[part])), ((spec.name, "auto"), (part, "auto"))]
+        for part in (source.name for source in spec.sources if (source.name, "auto") in speeds):
+            pairs.append(((spec.name, "auto"), (part, "auto")))
+            if spec.name in best and part in best:
+                pairs.append(((spec.name, best[spec.name]), (part, best[part])))
+    peers = {(run.arm, run.k): (run.peer_of, AUTO) for run in runs if run.peer_of not in (None, NO_DRAFT)}
+    compared = [(one, other, speeds) for one, other in pairs]
+    compared += [(auto, peer, with_prefill) for peer, auto in peers.items() if auto in speeds]
     found = []
-    for one, other in pairs:
-        estimate = geometric_mean([a / b for a, b in zip(speeds[one], speeds[other], strict=True)])
-        found.append({"draft": one[0], "k": one[1], "over": other[0], "over_k": other[1], **asdict(estimate)})
+    for one, other, by in compared:
+        estimate = geometric_mean([a / b for a, b in zip(by[one], by[other], strict=True)])
+        names = {"draft": one[0], "k": one[1], "over": other[0], "over_k": other[1], "prefill": by is with_prefill}
+        found.append({**names, **asdict(estimate)})
     return found
 
 
@@ -211,7 +223,8 @@ def show(console: Console, name: str, record: dict[str, Any]) -> None:
         )  # fmt: skip
     console.print(table)
     for r in record["ratios"]:
-        line = f"{r['draft']} K {r['k']} over {r['over']} K {r['over_k']}: {r['value']:.2f}"
+        prefill = ", prefill included" if r["prefill"] else ""
+        line = f"{r['draft']} K {r['k']} over {r['over']} K {r['over_k']}{prefill}: {r['value']:.2f}"
         say(console, f"{line} (95 % {span(r['interval'])}, by answer {span((r['low'], r['high']))})")
     for r in record["peers"]:
         line = f"{r['draft']} K {r['k']} over {r['peer']}, prefill included: {r['specdec_over_peer']:.2f}"
@@ -231,7 +244,7 @@ def span(interval: Sequence[float] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-t", "--target", default="demo:target")
-    parser.add_argument("-d", "--draft", action="append", help="DRAFT or DRAFT@K, repeatable")
+    parser.add_argument("-d", "--draft", action="append", help="DRAFT, DRAFT@K or DRAFT@auto, repeatable")
     parser.add_argument("--hopeless", metavar="MODEL", help="a draft of this shape with random weights, under auto")
     parser.add_argument("--prompts", action="append", help="editing, chat, mixed or a file; repeatable")
     parser.add_argument("--limit", type=int, default=0, help="prompts of each set; 0: all")
