@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
@@ -64,6 +68,19 @@ def real_pair() -> tuple[str, str]:
     (target,) = Path(home).glob("*1.5b*.gguf")
     (draft,) = Path(home).glob("*0.5b*.gguf")
     return str(target), str(draft)
+
+
+@contextmanager
+def benchmark_script(name: str) -> Iterator[ModuleType]:
+    """benchmarks/NAME.py as a module, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
 
 
 Specdec = Callable[..., tuple[int, str, str]]

@@ -1,4 +1,4 @@
-"""Tools that tests of distributions share."""
+"""Tools that tests of the loop and of distributions share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.loop import Generation, Step
+from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
@@ -18,6 +19,29 @@ from specdec_cli.settings import SamplingSettings
 
 # Seeds are fixed, so a test passes or fails for good; a right sampler fails one in ten thousand choices of seed.
 SIGNIFICANCE = 1e-4
+GREEDY = SamplingSettings(temperature=0.0)
+PROMPT = (3, 1, 2, 1, 3)  # something to look up from the first round on
+
+
+def generate(
+    target: CachedModel,
+    drafter: Drafter,
+    *,
+    k: int = 4,
+    sampling: SamplingSettings = GREEDY,
+    prompt: Sequence[int] = PROMPT,
+    max_new_tokens: int = 40,
+    end_ids: Sequence[int] = (),
+    seed: int = 0,
+    simulated_acceptance: float | None = None,
+) -> tuple[list[int], list[Step]]:
+    """Emitted ids and the rounds."""
+    generation = Generation(
+        target, drafter, prompt, num_draft_tokens=k, sampling=sampling, stopping=Stopping(max_new_tokens, end_ids),
+        seed=seed, simulated_acceptance=simulated_acceptance,
+    )  # fmt: skip
+    steps = list(generation)
+    return generation.token_ids, steps
 
 
 def chi_square_p(observed: Sequence[Hashable], expected: Mapping[Hashable, float]) -> float:

@@ -14,7 +14,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import SIGNIFICANCE, BagModel, chi_square_p
+from laws import GREEDY, PROMPT, SIGNIFICANCE, BagModel, chi_square_p, generate
 from torch import Tensor, nn
 
 from specdec_cli.decoding.loop import Generation, Step
@@ -38,8 +38,6 @@ from specdec_cli.settings import SamplingSettings
 
 CPU = torch.device("cpu")
 COINS = torch.Generator().manual_seed(0)
-GREEDY = SamplingSettings(temperature=0.0)
-PROMPT = [3, 1, 4, 1, 3, 1]  # something to look up from the first round on
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
 
@@ -52,26 +50,6 @@ def made(
 
 def no_layers(num_layers: int) -> CachedModel:
     raise AssertionError("nobody asked for layers")
-
-
-def generate(
-    target: CachedModel,
-    drafter: Drafter,
-    *,
-    k: int = 4,
-    sampling: SamplingSettings = GREEDY,
-    prompt: Sequence[int] = PROMPT,
-    max_new_tokens: int = 40,
-    end_ids: Sequence[int] = (),
-    seed: int = 0,
-) -> tuple[list[int], list[Step]]:
-    """Emitted ids and the rounds."""
-    generation = Generation(
-        target, drafter, prompt, num_draft_tokens=k, sampling=sampling,
-        stopping=Stopping(max_new_tokens, end_ids), seed=seed,
-    )  # fmt: skip
-    steps = list(generation)
-    return generation.token_ids, steps
 
 
 def propose(drafter: Drafter, ids: Sequence[int], k: int = 4) -> list[int]:
@@ -515,26 +493,6 @@ def test_counts_by_source_add_up_to_the_rounds() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- early exit
-class Checked(TransformersModel):
-    """Compares the logits of every pass with a full recompute of all that the cache should hold (symptom 5)."""
-
-    def reset(self) -> None:
-        super().reset()
-        self.history: list[int] = []
-        self.worst = 0.0
-
-    def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
-        logits = super().forward(token_ids, num_logits)
-        self.history += token_ids.tolist()
-        full = self.model(input_ids=torch.tensor([self.history]), use_cache=False).logits[0, -num_logits:]
-        self.worst = max(self.worst, (full.float() - logits).abs().max().item())
-        return logits
-
-    def roll_back(self, num_tokens: int) -> None:
-        super().roll_back(num_tokens)
-        del self.history[len(self.history) - num_tokens :]
-
-
 class CheckedExit(EarlyExitModel):
     """The same for the early layers, whose cache is the target's."""
 
@@ -566,7 +524,7 @@ def test_early_exit_leaves_the_targets_cache_as_it_found_it(family: str) -> None
         torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
     )[0, len(PROMPT) :].tolist()
     for layers in (1, 2):
-        target = Checked(model, tiny.VOCAB_SIZE)
+        target = tiny.Checked(model, tiny.VOCAB_SIZE)
         early = CheckedExit(target, layers)
         drafter = make_drafter(
             parse_draft(f"early-exit:{layers}"), DrafterParts(target, None, GREEDY, lambda _, early=early: early)
@@ -597,7 +555,7 @@ def test_early_exit_is_exact_when_sampled(sampling: SamplingSettings, k: int) ->
 
 
 def test_early_exit_behind_an_n_gram() -> None:
-    target = Checked(tiny.model("llama"), tiny.VOCAB_SIZE)
+    target = tiny.Checked(tiny.model("llama"), tiny.VOCAB_SIZE)
     plain, _ = generate(target, NoDrafter(CPU))
     drafter = make_drafter(
         parse_draft("ngram+early-exit:1"), DrafterParts(target, None, GREEDY, partial(EarlyExitModel, target))

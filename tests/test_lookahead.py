@@ -10,12 +10,10 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import SIGNIFICANCE, BagModel, chi_square_p, exact_triples, sampled_triples
+from laws import GREEDY, PROMPT, SIGNIFICANCE, BagModel, chi_square_p, exact_triples, generate, sampled_triples
 from torch import Tensor
 
-from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
-from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.decoding.tree import Tree
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Context, Draft, Drafter, DrafterParts
@@ -31,34 +29,12 @@ from specdec_cli.settings import SamplingSettings
 
 CPU = torch.device("cpu")
 COINS = torch.Generator().manual_seed(0)
-GREEDY = SamplingSettings(temperature=0.0)
-PROMPT = [3, 1, 4, 1, 3]
 VALUES = ("lookahead", "lookahead:window=1,ngram=2,candidates=1", "lookahead:window=3,ngram=5,candidates=2")
 
 
 def made(value: str, target: CachedModel, sampling: SamplingSettings = GREEDY) -> Drafter:
     """The drafter that a command would make."""
     return make_drafter(parse_draft(value), DrafterParts(target, None, sampling, partial(EarlyExitModel, target)))
-
-
-def generate(
-    target: CachedModel,
-    drafter: Drafter,
-    *,
-    k: int = 4,
-    sampling: SamplingSettings = GREEDY,
-    prompt: Sequence[int] = PROMPT,
-    max_new_tokens: int = 40,
-    end_ids: Sequence[int] = (),
-    seed: int = 0,
-) -> tuple[list[int], list[Step]]:
-    """Emitted ids and the rounds."""
-    generation = Generation(
-        target, drafter, prompt, num_draft_tokens=k, sampling=sampling,
-        stopping=Stopping(max_new_tokens, end_ids), seed=seed,
-    )  # fmt: skip
-    steps = list(generation)
-    return generation.token_ids, steps
 
 
 def tree_of(draft: Draft) -> Tree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from conftest import benchmark_script
 from test_benchmark import run_of
 
 from specdec_cli.cli.options import DraftChoice
@@ -22,21 +22,15 @@ from specdec_cli.prompts import builtin_prompts
 @pytest.fixture(scope="module")
 def sources() -> Iterator[ModuleType]:
     """The script, which is no part of the package."""
-    path = Path(__file__).parents[1] / "benchmarks" / "sources.py"
-    spec = importlib.util.spec_from_file_location("sources", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sources"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["sources"]
+    with benchmark_script("sources") as module:
+        yield module
 
 
 def test_ks_stand_behind_the_draft(sources: ModuleType) -> None:
     assert sources.split_k("ngram:max=4@8") == ("ngram:max=4", (8,))
     assert sources.split_k("./a@b@1-3,8") == ("./a@b", (1, 2, 3, 8))
     assert sources.split_k("ngram+./a@b") == ("ngram+./a@b", (sources.FIXED_K,))
+    assert sources.split_k("ngram@auto") == ("ngram", ())
     with pytest.raises(UsageError, match="--draft"):
         sources.split_k("ngram@0")
 
@@ -55,7 +49,7 @@ def test_auto_stands_over_the_best_k_and_a_list_over_its_parts(sources: ModuleTy
     runs = [run_of("none", 0, 10, prompt=prompt) for prompt in (1, 2)]
     for (name, k), times in (seconds | both).items():
         runs += [run_of(name, k, s, prompt=i, judged=1, lengths=()) for i, s in enumerate(times, start=1)]
-    runs.append(run_of("transformers' a", 2, 1, peer_of="a"))
+    runs += [run_of("transformers' a", 2, s, prompt=i, peer_of="a", prefill_s=0.0) for i, s in ((1, 1), (2, 10))]
     listed = parse_draft("ngram+suffix")
     parts = [type(part)(name, part.kind, part.options) for part, name in zip(listed.sources, "ab", strict=True)]
     spec = type(listed)("a+b", tuple(parts))
@@ -63,6 +57,7 @@ def test_auto_stands_over_the_best_k_and_a_list_over_its_parts(sources: ModuleTy
     assert {(r["draft"], r["k"], r["over"], r["over_k"]): r["value"] for r in found} == pytest.approx(
         {
             ("a", "auto", "a", 4): 0.5**0.5,
+            ("a", "auto", "transformers' a", 2): (1 / 3 * 10 / 41) ** 0.5,  # a second of prefill included
             ("b", "auto", "b", 2): 1.0,
             ("a+b", "auto", "a+b", 2): 2**0.5,
             ("a+b", 2, "a", 4): 2.0,

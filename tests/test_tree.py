@@ -14,17 +14,15 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import SIGNIFICANCE, BagModel, chi_square_p, exact_triples, sampled_triples
+from laws import GREEDY, PROMPT, SIGNIFICANCE, BagModel, chi_square_p, exact_triples, generate, sampled_triples
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, PreTrainedModel
 
 from specdec_cli.decoding import loop
-from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.loop import Step
 from specdec_cli.decoding.sampling import prefix_matrix
-from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.decoding.tree import ROOT, Tree, ancestors, verify_tree
-from specdec_cli.drafters.base import Context, Draft, Drafter
+from specdec_cli.drafters.base import Context, Draft
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.drafters.trie import Trie
 from specdec_cli.errors import IncompatiblePairError
@@ -37,8 +35,6 @@ from specdec_cli.settings import SamplingSettings
 pytestmark = pytest.mark.exactness
 
 CPU = torch.device("cpu")
-GREEDY = SamplingSettings(temperature=0.0)
-PROMPT = [3, 1]
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "gpt_neox")
 SLIDING = ("mistral", "gemma2", "gemma3")
 EXACT, WRONG = 1e-4, 1e-2  # as in test_kv_cache
@@ -103,26 +99,6 @@ class Growing:
 
     def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
         self.told.append((self._draft, num_accepted, predictions))
-
-
-def generate(
-    target: CachedModel,
-    drafter: Drafter,
-    *,
-    k: int = 3,
-    sampling: SamplingSettings = GREEDY,
-    prompt: Sequence[int] = PROMPT,
-    max_new_tokens: int = 30,
-    seed: int = 0,
-    simulated_acceptance: float | None = None,
-) -> tuple[list[int], list[Step]]:
-    """Emitted ids and the rounds."""
-    generation = Generation(
-        target, drafter, prompt, num_draft_tokens=k, sampling=sampling, stopping=Stopping(max_new_tokens), seed=seed,
-        simulated_acceptance=simulated_acceptance,
-    )  # fmt: skip
-    steps = list(generation)
-    return generation.token_ids, steps
 
 
 # --------------------------------------------------------------------------------------------- structure

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from conftest import benchmark_script
 from transformers import GenerationConfig, PreTrainedModel
 
 from specdec_cli.drafters.draft_model import DraftModel
@@ -27,15 +26,8 @@ PROMPT = [10, 20, 30]
 @pytest.fixture(scope="module")
 def comparison() -> Iterator[ModuleType]:
     """benchmarks/vs_transformers.py, which is no part of the package."""
-    path = Path(__file__).parents[1] / "benchmarks" / "vs_transformers.py"
-    spec = importlib.util.spec_from_file_location("vs_transformers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["vs_transformers"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["vs_transformers"]
+    with benchmark_script("vs_transformers") as module:
+        yield module
 
 
 @pytest.fixture

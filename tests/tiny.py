@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from specdec_cli.errors import SpecdecError
+from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
 from specdec_cli.runtime.pair import Pair, load_pair
 from specdec_cli.settings import ModelSettings
@@ -149,3 +150,24 @@ def one_line(error: SpecdecError, exit_code: int) -> str:
     assert error.exit_code == exit_code, message
     assert "\n" not in message
     return message
+
+
+class Checked(TransformersModel):
+    """Compares the logits of every pass with a full recompute of all that the cache should hold (symptom 5)."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.history: list[int] = []
+        self.worst = 0.0
+
+    def forward(self, token_ids: torch.Tensor, num_logits: int) -> torch.Tensor:
+        logits = super().forward(token_ids, num_logits)
+        self.history += token_ids.tolist()
+        full = self.model(input_ids=torch.tensor([self.history]), use_cache=False).logits[0, -num_logits:]
+        self.worst = max(self.worst, (full.float() - logits).abs().max().item())
+        return logits
+
+    def roll_back(self, num_tokens: int) -> None:
+        super().roll_back(num_tokens)
+        del self.history[len(self.history) - num_tokens :]
+        assert len(self.history) == self.length
