@@ -56,7 +56,7 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pair import Pair, conversation, load_pairs
 from specdec_cli.runtime.peers import transformers_generate
-from specdec_cli.settings import AUTO, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings, SamplingSettings
+from specdec_cli.settings import AUTO, NO_DRAFT, KChoice, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)
 OPEN = ("chat", "creative")  # of the mixed set: what quotes nothing
@@ -251,8 +251,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=Dtype.auto)
     parser.add_argument("--quantize", type=Quantize, choices=list(Quantize), default=Quantize.none)
-    parser.add_argument("--draft-quantize", type=DraftQuantize, choices=list(DraftQuantize), default=DraftQuantize.none)
-    parser.add_argument("--draft-vocab", default=WHOLE_VOCAB)
+    parser.add_argument("--draft-quantize", type=DraftQuantize, choices=list(DraftQuantize), default=DraftQuantize.keep)
+    parser.add_argument("--draft-vocab", default=AUTO)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, help="JSON, written anew after each set")
     args = parser.parse_args()
