@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 from laws import SIGNIFICANCE, BagModel, chi_square_p
+from torch import Tensor
 
 from specdec_cli.decoding.draft_length import (
     LARGEST,
@@ -22,11 +24,12 @@ from specdec_cli.decoding.draft_length import (
     Outcome,
     draft_length,
 )
-from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft
 from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.lookahead import Lookahead
 from specdec_cli.settings import SamplingSettings
 
 
@@ -40,6 +43,8 @@ class World:
         noise: relative standard deviation of every time.
         offers: the probability that a draft has each position, given that it has those before; the last one goes on.
         disturbed: the share of times that the machine makes four times as long, which costs nothing here.
+        ramp: a source that learns, whose rates are reached after so many rounds of drafting in a text, and evenly.
+        tells: whether it says so.
     """
 
     def __init__(
@@ -51,9 +56,12 @@ class World:
         noise: float = 0.05,
         offers: tuple[float, ...] = (1.0,),
         disturbed: float = 0.0,
+        ramp: int = 0,
+        tells: bool = True,
     ) -> None:
         self.rates, self.c, self.v, self.o, self.noise = rates, c, v, o, noise
         self.offers, self.disturbed = offers, disturbed
+        self.ramp, self.tells = ramp, tells
 
     def cost(self, drafted: int) -> float:
         """Target steps of a round."""
@@ -63,6 +71,7 @@ class World:
         """Tokens a target step, and every K."""
         rng = random.Random(seed)
         made, spent, ks = 0, 0.0, []
+        learnt = 0 if self.ramp else 1
 
         def around(seconds: float) -> float:
             factor = 4.0 if self.disturbed and rng.random() < self.disturbed else 1.0
@@ -74,10 +83,13 @@ class World:
             drafted = accepted = 0
             while drafted < k and rng.random() < self.offers[min(drafted, len(self.offers) - 1)]:
                 drafted += 1
-            while accepted < drafted and rng.random() < self.rates[min(accepted, len(self.rates) - 1)]:
+            known = min(1.0, learnt / max(1, self.ramp))
+            while accepted < drafted and rng.random() < known * self.rates[min(accepted, len(self.rates) - 1)]:
                 accepted += 1
+            learnt += drafted > 0
             times = (drafted * self.c, self.v(drafted), self.o if drafted else 0.0)
-            length.observe(Outcome(drafted, accepted, *map(around, times)))
+            learning = bool(drafted and self.ramp and self.tells)
+            length.observe(Outcome(drafted, accepted, *map(around, times), learning=learning))
             made += accepted + 1
             spent += self.cost(drafted)
             ks.append(k)
@@ -159,6 +171,32 @@ def test_a_hopeless_draft_costs_a_few_per_cent_of_one_short_text(c: float) -> No
     assert fmean(world.speed(length, 128, seed)[0] for seed in range(20)) > 0.97
 
 
+@pytest.mark.parametrize("v", [1.1, 1.5, 2.0, 3.0, 5.5])
+def test_a_hopeless_draft_costs_a_few_per_cent_however_wide_its_pass(v: float) -> None:
+    """Of the first text, of each further one, and less of a long one; what is lent to a learning source included."""
+    world = World([0.01], 0.0, lambda k: v if k else 1.0, o=0.0, ramp=1)
+    assert fmean(world.speed(Auto(), 128, seed)[0] for seed in range(10)) > 0.95
+    length = Auto()
+    assert fmean(world.speed(length, 128, seed)[0] for seed in range(10)) > 0.96
+    assert fmean(world.speed(Auto(), 1_000, seed)[0] for seed in range(3)) > 0.97
+
+
+LEARNER = World([0.9, 0.9, 0.0], 0.0, wider, ramp=16)
+
+
+def test_a_source_that_learns_by_drafting_is_not_known_by_its_first_rounds() -> None:
+    """Off at first and good later: it ends up drafting. Without a loan, it would be given up early."""
+    _, best = LEARNER.best_fixed()
+    assert best > 1.7
+    found = [LEARNER.speed(Auto(), 400, seed) for seed in range(10)]
+    assert fmean(speed for speed, _ in found) > 0.88 * best
+    assert all(all(ks[-20:]) for _, ks in found)
+    silent = World(LEARNER.rates, 0.0, wider, ramp=LEARNER.ramp, tells=False)
+    told, untold = (fmean(world.speed(Auto(), 100, seed)[0] for seed in range(20)) for world in (LEARNER, silent))
+    assert told > 1.15 * untold
+    assert untold < 1.15
+
+
 def test_a_new_text_is_probed_soon_whatever_the_pause_was() -> None:
     length = Auto()
     World([0.01], 0.2, smooth).speed(length, 600, 1)
@@ -181,11 +219,24 @@ def test_a_round_without_a_guess_is_no_rejection_and_no_pause() -> None:
 def test_sources_that_take_turns_cost_their_share() -> None:
     """A mean over both, of which neither is the median; and one disturbed figure moves it hardly."""
     costs = Costs()
+    costs.observe(Outcome(0, 0, 0.0, 0.9, 0.0), draft_was_current=True)
     for number in range(40):
         source, step = ("ngram", 0.0) if number % 4 else ("model", 0.4)
         disturbed = 10.0 if number == 20 else 1.0
         costs.observe(Outcome(4, 2, 4 * step * disturbed, 1.0, 0.0, source=source), draft_was_current=True)
-    assert costs.draft_step_s() == pytest.approx(0.1, rel=0.2)
+    assert costs.rounds_s(4)[4] - 1.0 == pytest.approx(4 * 0.1, rel=0.2)
+
+
+def test_a_tree_is_not_taken_for_the_chain_that_goes_as_deep_or_deeper() -> None:
+    """Its pass is wider than what of it is judged."""
+    costs = Costs()
+    costs.observe(Outcome(0, 0, 0.0, 1.0, 0.0), draft_was_current=True)
+    for _ in range(10):
+        costs.observe(Outcome(2, 1, 0.0, 3.0, 0.0, source="tree"), draft_was_current=True)
+        costs.observe(Outcome(8, 1, 0.0, 1.2, 0.0, source="chain"), draft_was_current=True)
+    assert costs.rounds_of("tree", 2)[2] == 3.0
+    assert costs.rounds_of("chain", 8) == [1.0] * 8 + [1.2]
+    assert costs.rounds_s(2)[2] == pytest.approx(2.0, rel=0.02)
 
 
 def test_drafts_that_end_early_are_told_from_rejections() -> None:
@@ -246,6 +297,89 @@ def test_names_of_the_rules() -> None:
     assert isinstance(draft_length("heuristic"), Heuristic)
     assert draft_length(7) == Fixed(7)
     assert Fixed(7).next() == 7
+
+
+# ------------------------------------------------------------------------ a source that learns, in the loop
+class Clocked:
+    """A target whose passes take a fixed time and some for each token."""
+
+    def __init__(self, target: BagModel, each: float) -> None:
+        self._target, self._each, self.now = target, each, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        self.now += 1 + self._each * (len(token_ids) - 1)
+        return self._target.forward(token_ids, num_logits)
+
+    def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
+        self.now += 1 + self._each * (len(token_ids) - 1)
+        return self._target.forward_tree(token_ids, parents)
+
+
+class Counting(BagModel):
+    """Says the next number, whatever stands before the last."""
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        return torch.eye(self.vocab_size)[(ids[-1] + 1) % self.vocab_size] * 50
+
+
+def looking_ahead(
+    model: BagModel, each: float, tokens: int, sampling: SamplingSettings, length: DraftLength
+) -> tuple[float, list[Step]]:
+    """Tokens in the time of a plain step, the prompt's apart; and the rounds."""
+    target = Clocked(model, each)
+    generation = Generation(
+        target, Lookahead(6, 3, 4, model.max_length, model.device), [3, 1, 4, 1, 3], num_draft_tokens=length,
+        sampling=sampling, stopping=Stopping(tokens), clock=lambda: target.now,
+    )  # fmt: skip
+    before = target.now
+    steps = list(generation)
+    return tokens / (target.now - before), steps
+
+
+@pytest.mark.parametrize(("period", "each"), [(7, 0.05), (17, 0.02)])
+def test_auto_waits_until_lookaheads_pool_has_filled(period: int, each: float) -> None:
+    """A text that repeats itself: nothing is accepted before it has, and all afterwards."""
+    speed, steps = looking_ahead(
+        Counting(period, 0, max_length=400), each, 300, SamplingSettings(temperature=0.0), Auto()
+    )
+    drafted = [step for step in steps if step.num_draft_tokens]
+    assert sum(step.num_accepted for step in drafted[:4]) == 0
+    assert all(step.num_accepted == 2 for step in drafted[20:-2])
+    assert len(drafted) > len(steps) - 12
+    assert speed > 1.8
+
+
+@pytest.mark.parametrize("each", [0.02, 0.05, 0.1, 0.3])
+def test_auto_gives_lookahead_up_where_the_text_repeats_nothing(each: float) -> None:
+    """Nearly even odds for 60 tokens, sampled."""
+    sampling = SamplingSettings(temperature=1.0)
+    models = [BagModel(60, seed, max_length=400, spread=0.1) for seed in range(6)]
+    found = [looking_ahead(model, each, 128, sampling, Auto())[0] for model in models]
+    assert fmean(found) > 0.95
+
+
+class Watched(Fixed):
+    """Keeps what it is told."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        super().__init__(num_draft_tokens)
+        self.outcomes: list[Outcome] = []
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_a_limit_shortens_no_draft_that_is_shorter_anyway() -> None:
+    """N-grams of two guesses, where sixteen are asked for: only the last round has no room for them."""
+    length = Watched(16)
+    _, steps = looking_ahead(Counting(7, 0, max_length=400), 0.0, 60, SamplingSettings(temperature=0.0), length)
+    assert [outcome.num_drafted for outcome in length.outcomes[-4:]] == [2, 2, 2, len(steps[-1].draft_token_ids)]
+    assert len(steps[-1].draft_token_ids) < 2
+    assert [outcome.whole for outcome in length.outcomes] == [True] * (len(steps) - 1) + [False]
+    assert all(outcome.learning for outcome in length.outcomes[:-1])
 
 
 # ---------------------------------------------------------------------------- exact whatever chooses K

@@ -6,6 +6,7 @@ accepted; so every rule here keeps the output exact.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class Outcome:
         draft_s, verify_s, other_s: seconds.
         whole: no limit shortened the round, so that its counts speak of acceptance.
         source: of the draft, where there are several.
+        learning: the source learns from rounds that it drafts in, from no others, and by what it reads for that a round
+            costs the same whatever K.
     """
 
     num_drafted: int
@@ -34,6 +37,7 @@ class Outcome:
     other_s: float
     whole: bool = True
     source: str = ""
+    learning: bool = False
 
 
 class DraftLength(Protocol):
@@ -159,7 +163,8 @@ class Costs:
     One that was never tried is taken for as cheap as the next smaller one that was: what looks good on these terms gets
     tried, and then it is known. And none is taken for dearer than a larger one: then its own figures were disturbed.
 
-    A draft step of several sources is the mean over them, each by how often it drafts.
+    Each source has its own figures, and one that learns a single figure for every K (what of its tree is judged says
+    nothing about the width of the pass). A round of several sources is the mean over them, each by how often it drafts.
     """
 
     KEPT = 5  # latest figures of each kind; their median does not mind one that was disturbed
@@ -169,38 +174,64 @@ class Costs:
     def __init__(self) -> None:
         self._draft_steps: dict[str, _Figures] = {}
         self._drafts: dict[str, float] = {}
-        self._rest: dict[int, _Figures] = {}
+        self._plain = _Figures(self.KEPT)
+        self._rest: dict[str, dict[int, _Figures]] = {}
 
     def observe(self, outcome: Outcome, draft_was_current: bool) -> None:
         """Learn from a round; a draft that had to catch up on a pause first says little about a draft step."""
-        k, source = outcome.num_drafted, outcome.source
-        self._rest.setdefault(k, _Figures(self.KEPT)).add(outcome.verify_s + outcome.other_s)
+        k, source, draft_s = outcome.num_drafted, outcome.source, outcome.draft_s
+        rest_s = outcome.verify_s + outcome.other_s
+        if outcome.learning:
+            k, rest_s, draft_s = 1, draft_s + rest_s, 0.0
         if not k:
+            self._plain.add(rest_s)
             return
+        self._rest.setdefault(source, {}).setdefault(k, _Figures(self.KEPT)).add(rest_s)
         self._drafts = {name: n * self.FADING for name, n in self._drafts.items()}
         self._drafts[source] = self._drafts.get(source, 0.0) + 1
         if draft_was_current or source not in self._draft_steps:
-            self._draft_steps.setdefault(source, _Figures(4 * self.KEPT)).add(outcome.draft_s / k)
+            self._draft_steps.setdefault(source, _Figures(4 * self.KEPT)).add(draft_s / k)
 
-    def figures(self, k: int) -> int:
-        """How many there are of rounds that drafted so many tokens."""
-        return self._rest[k].number if k in self._rest else 0
+    @property
+    def plain_rounds(self) -> int:
+        """How many figures there are of rounds that drafted nothing."""
+        return self._plain.number
 
-    def draft_step_s(self) -> float:
-        """Seconds; 0 where nothing was drafted yet."""
-        total = sum(self._drafts.values())
-        return sum(n / total * self._draft_steps[name].median for name, n in self._drafts.items())
+    def can_tell(self, source: str) -> bool:
+        """Whether plain steps and rounds of that source were seen."""
+        return self.plain_rounds > 0 and source in self._rest
 
-    def rest_s(self, k: int, doubtful: bool = False) -> float:
-        """Seconds of a round that drafts so many tokens, drafting apart.
+    def rounds_s(self, largest: int, doubtful: bool = False) -> list[float]:
+        """Seconds of a round that drafts 0, 1, ..., `largest` tokens; plain steps, at least, must have been seen.
 
         Args:
-            k: plain steps, at least, must have been seen.
-            doubtful: leave out this length's own figures where they are too few to be trusted.
+            doubtful: leave out, for each length, its own figures where they are too few to be trusted.
         """
-        without = k if k and doubtful and self.figures(k) < self.TRUSTED else None
-        smaller = max(n for n in self._rest if n <= k and n != without)
-        return min(rest.median for n, rest in self._rest.items() if n >= smaller and n != without)
+        total = sum(self._drafts.values())
+        if not total:
+            return [self._plain.median] * (largest + 1)
+        seconds = [0.0] * (largest + 1)
+        for source, n in self._drafts.items():
+            own = self.rounds_of(source, largest, doubtful)
+            seconds = [mean + n / total * of_source for mean, of_source in zip(seconds, own, strict=True)]
+        return seconds
+
+    def rounds_of(self, source: str, largest: int, doubtful: bool = False) -> list[float]:
+        """The same of one source, see `can_tell`."""
+        figures = {0: self._plain, **self._rest[source]}
+        above, least = {}, math.inf  # of all larger lengths
+        for k in sorted(figures, reverse=True):
+            above[k], least = least, min(least, figures[k].median)
+        step_s = self._draft_steps[source].median
+        seconds, below, rest_s = [], math.inf, math.inf
+        for k in range(largest + 1):
+            told = rest_s
+            if (own := figures.get(k)) is not None:
+                rest_s = min(own.median, above[k])
+                doubted = doubtful and k and own.number < self.TRUSTED
+                told, below = min(below, above[k]) if doubted else rest_s, own.median
+            seconds.append(k * step_s + told)
+        return seconds
 
 
 class _Figures:
@@ -227,13 +258,16 @@ class Auto:
     From time to time another K gets a chance, in case its figures were disturbed.
 
     Rounds in which a source has nothing to say are part of the reckoning: the rarer its guesses, the less a long draft
-    costs on the whole.
+    costs on the whole. A source that learns only by drafting is not known by its first rounds: it drafts on at a loss,
+    up to what LOAN allows, and what it gains is paid back.
 
     Args:
         largest: K at most.
     """
 
     SHORTEST_PAUSE, LONGEST_PAUSE = 8, 128
+    PAUSE_A_STEP = 40  # rounds at least, for each plain step's time that a probe costs
+    LOAN = 4.0  # plain steps
     SECOND_LOOK = 24  # rounds
     NEW_TEXT = 0.5  # what the texts before weigh, beside what is seen from now on
 
@@ -242,14 +276,16 @@ class Auto:
         self._acceptance = Acceptance()
         self._costs = Costs()
         self._rounds = 0
-        self._pause = self.SHORTEST_PAUSE
+        self._pause = self._shortest_pause = self.SHORTEST_PAUSE
         self._plain_left = 0
+        self._lent = 0.0
         self._asked = 0
         self._was_off = False
 
     def begin(self) -> None:
         """Another text may be another matter: look again soon whether drafting pays."""
-        self._plain_left = min(self._plain_left, self.SHORTEST_PAUSE)
+        self._plain_left = min(self._plain_left, self._shortest_pause)
+        self._lent *= self.NEW_TEXT
         self._acceptance.fade(self.NEW_TEXT)
 
     def next(self) -> int:
@@ -266,22 +302,33 @@ class Auto:
         self._was_off = self._asked == 0
         if self._plain_left:
             self._plain_left -= 1
-        elif outcome.num_drafted and self._costs.figures(0):
-            speeds = self._speeds()
-            if max(speeds) > speeds[0]:
-                self._pause = self.SHORTEST_PAUSE
-            else:
-                self._plain_left, self._pause = self._pause, min(2 * self._pause, self.LONGEST_PAUSE)
+        elif outcome.num_drafted and self._costs.can_tell(outcome.source):
+            self._judge(outcome)
+
+    def _judge(self, outcome: Outcome) -> None:
+        """Stop drafting for a while where that does not pay."""
+        k = outcome.num_drafted
+        seconds = self._costs.rounds_of(outcome.source, k)
+        extra = seconds[k] / seconds[0] - 1
+        if outcome.learning:
+            self._lent = min(max(0.0, self._lent + extra - outcome.num_accepted), self.LOAN)
+        speeds = self._speeds()
+        if max(speeds) > speeds[0]:
+            self._pause = self.SHORTEST_PAUSE
+        elif not outcome.learning or self._lent + extra > self.LOAN:
+            self._shortest_pause = max(self.SHORTEST_PAUSE, round(self.PAUSE_A_STEP * extra))
+            self._plain_left = max(self._pause, self._shortest_pause)
+            self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
 
     def _chosen(self) -> int:
-        if self._plain_left or not self._costs.figures(0):
+        if self._plain_left or not self._costs.plain_rounds:
             return 0
         if not self._acceptance.known:
             return min(FIRST, self._largest)
         speeds = self._speeds()
         best = max(range(len(speeds)), key=speeds.__getitem__)
         if best and self._rounds % self.SECOND_LOOK == 0:
-            if self._costs.figures(0) < self._costs.TRUSTED:
+            if self._costs.plain_rounds < self._costs.TRUSTED:
                 return 0
             speeds = self._speeds(doubtful=True)
         elif best:
@@ -290,9 +337,8 @@ class Auto:
         return max((k for k in range(1, len(speeds)) if k != best), key=speeds.__getitem__, default=best)
 
     def _speeds(self, doubtful: bool = False) -> list[float]:
-        """Expected tokens a second for each K; see `Costs.rest_s`."""
-        step_s = self._costs.draft_step_s()
-        round_s = [k * step_s + self._costs.rest_s(k, doubtful) for k in range(self._largest + 1)]
+        """Expected tokens a second for each K; see `Costs.rounds_s`."""
+        round_s = self._costs.rounds_s(self._largest, doubtful)
         spent, offers = round_s[0], self._acceptance.offers()
         speeds = [1 / spent]
         for k, expected in enumerate(self._acceptance.tokens_per_round()[1 : len(round_s)], start=1):

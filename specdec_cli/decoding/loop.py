@@ -192,10 +192,14 @@ class Generation:
         if reason is None and len(self._committed) > target.max_length:
             reason, self.context_full = "length", True
         draft_s, verify_s, other_s = proposed - started, verified - proposed, clock() - verified
-        cut = reason in ("eos", "stop") or num_draft_tokens < wanted
+        ended, limited = reason in ("eos", "stop"), num_draft_tokens < wanted
+        shortened = limited and len(drafted) == num_draft_tokens
         self._draft_length.observe(
-            Outcome(len(drafted), num_accepted, draft_s, verify_s, other_s, whole=not cut, source=draft.source)
-        )
+            Outcome(
+                len(drafted), num_accepted, draft_s, verify_s, other_s,
+                whole=not ended and not shortened, source=draft.source, learning=draft.wants_predictions,
+            )
+        )  # fmt: skip
         return Step(
             token_ids=tuple(emitted[:kept]),
             provenance=provenance[:kept],
@@ -210,7 +214,7 @@ class Generation:
             finish_reason=reason,
             withdrawn=withdrawn,
             num_draft_tokens=wanted,
-            cut=cut,
+            cut=ended or limited,
             source=draft.source,
             tree=judged.tree,
         )

@@ -40,7 +40,8 @@ class Draft:
             a chain, and where there are none. A tree is deterministic, and what of it lies deeper than was asked for
             is read, never accepted.
         source: which of several sources guessed, as records name it; empty where there is one.
-        wants_predictions: see `Drafter.observe`.
+        wants_predictions: see `Drafter.observe`. Who wants them learns from the rounds that it drafts in, and is not
+            judged by its first ones.
     """
 
     token_ids: Tensor
