@@ -1,10 +1,10 @@
 """Where guesses come from, all in one run: each source at fixed K and under --k auto, beside plain decoding.
 
 `-d DRAFT@1-6` measures K 1 to 6 and auto, `-d DRAFT@auto` auto alone. Every prompt is a block (see
-`specdec_cli.measurement.benchmark`): all arms generate the same number of tokens for it, in an order that rotates from
-block to block, so that a drift of the machine hits all of them, and every ratio is taken prompt by prompt. Prompt
-lookup has transformers' own beside it, at the same K and the same longest n-gram; a draft that has nothing to offer
-(random weights) runs under auto alone.
+`specdec_cli.measurement.benchmark`): all arms answer it, in an order that rotates from block to block, so that a drift
+of the machine hits all of them, and every ratio is taken prompt by prompt. Answers end where the model ends them.
+Prompt lookup has transformers' own beside it, at the same K and the same longest n-gram; a draft that has nothing to
+offer (random weights) runs under auto alone.
 
 Prints a table for each set of prompts, and ratios with their 95 % interval over prompts and their range: of each source
 over transformers, of each list of sources over its parts, of auto over the best fixed K and over transformers.
@@ -134,9 +134,11 @@ def read_sources(args: argparse.Namespace) -> tuple[ModelSettings, list[Source]]
 def contest(sources: Sequence[Source], pairs: Sequence[Pair]) -> Contest:
     """Plain decoding against every source at each of its Ks and under auto, and transformers' prompt lookup."""
     clock = clock_for(*(device for pair in pairs for device in pair.devices))
+    end_ids = pairs[0].checkpoint.end_ids
 
     def arm(spec: DraftSpec, k: KChoice, pair: Pair) -> LoopArm:
-        return LoopArm(spec.name, k, pair.target, make_drafter(spec, pair.drafter_parts(GREEDY, 0.0)), GREEDY, clock)
+        drafter = make_drafter(spec, pair.drafter_parts(GREEDY, 0.0))
+        return LoopArm(spec.name, k, pair.target, drafter, GREEDY, clock, end_ids)
 
     arms: list[Arm] = []
     for source, pair in zip(sources, pairs, strict=True):
@@ -144,7 +146,7 @@ def contest(sources: Sequence[Source], pairs: Sequence[Pair]) -> Contest:
         ks: list[KChoice] = [*source.ks, "auto"]
         arms += [arm(spec, k, pair) for k in ks]
         for k in source.ks if spec.prompt_lookup is not None else ():
-            generate = transformers_generate(pair, GREEDY, k, spec.prompt_lookup and spec.prompt_lookup[0])
+            generate = transformers_generate(pair, GREEDY, k, spec.prompt_lookup and spec.prompt_lookup[0], end_ids)
             arms.append(PeerArm(f"transformers' {spec.name}", spec.name, k, GREEDY.temperature, generate, clock))
     return Contest(arm(parse_draft(NO_DRAFT), 0, pairs[0]), arms, GREEDY)
 

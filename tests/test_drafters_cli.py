@@ -254,6 +254,8 @@ def test_transformers_prompt_lookup_stands_beside_ours(folders: dict[str, Path],
     greedy = SamplingSettings(temperature=0.0)
     plain = transformers_generate(pair, greedy, None)(ids, 12, 0)
     assert transformers_generate(pair, greedy, 3, longest_ngram=2)(ids, 12, 0) == plain
+    ended = plain[: plain.index(plain[5]) + 1]
+    assert transformers_generate(pair, greedy, 3, longest_ngram=2, end_ids={plain[5]})(ids, 12, 0) == ended
     code, out, err = bench("bench", "-d", "ngram", "-d", "suffix", "--compare", "transformers", "--format", "json")
     assert code == 0, err
     peers = [(p["peer"], p["identical"]) for p in json.loads(out)["peers"]]

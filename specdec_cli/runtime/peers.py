@@ -9,7 +9,7 @@ text, and at its own end tokens a draft stops drafting.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,13 @@ Generate = Callable[[Sequence[int], int, int], Sequence[int]]
 
 
 def transformers_generate(
-    pair: Pair, sampling: SamplingSettings, num_assistant_tokens: int | None, longest_ngram: int | None = None
+    pair: Pair,
+    sampling: SamplingSettings,
+    num_assistant_tokens: int | None,
+    longest_ngram: int | None = None,
+    end_ids: Collection[int] = (),
 ) -> Generate:
-    """A function of (prompt ids, new tokens, seed) that returns the ids generated, exactly so many.
+    """A function of (prompt ids, new tokens, seed) that returns the ids generated.
 
     Args:
         pair: its draft is the assistant.
@@ -35,6 +39,7 @@ def transformers_generate(
         num_assistant_tokens: K; None generates without speculation.
         longest_ngram: look up n-grams of the text up to this length instead of asking an assistant. (transformers takes
             the first match in the text, and copies no further than to the text's end.)
+        end_ids: they end the text; without them, it is as long as was asked for.
 
     Raises:
         UsageError: transformers would refuse the pair.
@@ -48,6 +53,8 @@ def transformers_generate(
         options["repetition_penalty"] = sampling.repetition_penalty
     if num_assistant_tokens and longest_ngram:
         options |= {"prompt_lookup_num_tokens": num_assistant_tokens, "max_matching_ngram_size": longest_ngram}
+    if end_ids:
+        options["eos_token_id"] = sorted(end_ids)
     target = pair.checkpoint.model
     assistant = pair.draft_checkpoint.model if num_assistant_tokens and pair.draft_checkpoint else None
     if assistant is not None:
