@@ -332,7 +332,6 @@ def _measure(
         simulated_acceptance=simulated,
         draft_stop=draft_stop,
     )
-    o.require_use_of_filters(chosen)
     if check_distribution and not any(temperatures):
         raise UsageError("--check-distribution needs a --temperature above 0; at 0 ids are compared anyway")
     if export is not None:

@@ -12,7 +12,7 @@ import typer
 
 from specdec_cli.cli import options as o
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import AUTO, NO_DRAFT, GenerationSettings, SamplingSettings
+from specdec_cli.settings import AUTO, GenerationSettings, SamplingSettings
 
 
 class TextFormat(StrEnum):
@@ -105,9 +105,6 @@ def generate(
         seed=secrets.randbelow(2**32) if seed is None else seed,
         draft_stop=draft_stop,
     )
-    o.require_use_of_filters([sampling])
-    if drafter.name == NO_DRAFT:
-        o.refuse_given({"--k": k is not None}, f"is for drafts, and --draft {NO_DRAFT} makes none: leave it out")
     for path, option in ((output, "--output"), (trace, "--trace")):
         if path is not None:
             check_writable(path, option)

@@ -14,7 +14,7 @@ import typer
 
 from specdec_cli.drafters.spec import MODEL, DraftSpec, parse_draft
 from specdec_cli.errors import InterruptedByUser, UsageError
-from specdec_cli.settings import AUTO, K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings, SamplingSettings
+from specdec_cli.settings import AUTO, K_RULES, NO_DRAFT, WHOLE_VOCAB, KChoice, ModelSettings
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
@@ -336,25 +336,6 @@ def refuse_given(options: Mapping[str, bool], why: str) -> None:
     for name, given in options.items():
         if given:
             raise UsageError(f"{name} {why}")
-
-
-def require_use_of_filters(sampling: Sequence[SamplingSettings]) -> None:
-    """Refuse what keeps some of the tokens where only the most likely one is ever taken.
-
-    Args:
-        sampling: all that is asked for; they differ in temperature.
-
-    Raises:
-        UsageError: every temperature is 0, and a filter is given.
-    """
-    if any(settings.temperature for settings in sampling):
-        return
-    filters = {
-        "--top-k": sampling[0].top_k != 0,
-        "--top-p": sampling[0].top_p != 1.0,
-        "--min-p": sampling[0].min_p != 0.0,
-    }
-    refuse_given(filters, "does nothing at temperature 0, which is greedy: add --temperature 1, say, or leave it out")
 
 
 def _require_use_in_drafts(specs: Sequence[DraftSpec], for_models: Mapping[str, bool], draft_stop: float) -> None:
