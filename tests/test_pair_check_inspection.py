@@ -121,7 +121,7 @@ def test_a_forward_that_needs_data_leaves_the_cache_open(checkpoint: Save, monke
     monkeypatch.setattr(LlamaForCausalLM, "forward", needs_data)
     found = inspect(folder)
     assert (found.cache_layers, found.cache_problem, found.kv_bytes(10)) == (None, None, None)
-    check = roll_back(found, found)
+    check = roll_back([found, found])
     assert (check.status, "--probe" in check.remedy) == ("warn", True)
 
 
@@ -135,7 +135,7 @@ def test_a_quantised_cache_is_named(tmp_path: Path) -> None:
     asked = json.loads(path.read_text(encoding="utf-8")) | {"cache_implementation": "quantized"}
     path.write_text(json.dumps(asked), encoding="utf-8")
     found = inspect(folder)
-    assert "asks for a quantized cache; not used here" in roll_back(found, found).detail
+    assert "asks for a quantized cache; not used here" in roll_back([found, found]).detail
 
 
 def test_remote_code_is_not_run_unasked(tmp_path: Path) -> None:

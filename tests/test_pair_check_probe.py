@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from specdec_cli.commands import pair_check as command
 from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.errors import OutOfMemoryError, SpecdecError
 from specdec_cli.measurement import probe
 from specdec_cli.measurement.probe import (
@@ -29,6 +31,7 @@ from specdec_cli.measurement.probe import (
     predict,
     recommendation,
 )
+from specdec_cli.runtime.early_exit import EarlyExitModel
 from specdec_cli.runtime.kv_cache import TransformersModel
 from specdec_cli.runtime.pair import Pair
 from specdec_cli.settings import SamplingSettings
@@ -236,9 +239,24 @@ def test_a_short_context_gives_fewer_ks() -> None:
     assert len(measure_costs(target, Timed(clock, 0.1, 0.0), [1, 2, 3, 4], SAMPLED, clock).v) == 4
 
 
+@torch.inference_mode()
+def test_a_draft_on_the_targets_cache_is_timed_there_and_leaves_it_as_it_was() -> None:
+    target = cached(num_hidden_layers=3)
+    draft = EarlyExitModel(target, 1)
+    costs = measure_costs(target, draft, TEXT[:12], SAMPLED, time.perf_counter)
+    assert (target.length, draft.length) == (12, 12)
+    assert costs.draft_step_s > 0
+    block = torch.tensor(TEXT[12:20])
+    after = target.forward(block, num_logits=8)
+    target.reset()
+    target.roll_back(0)
+    fresh = target.forward(torch.tensor(TEXT[:20]), num_logits=8)
+    assert torch.allclose(after, fresh, atol=1e-4)
+
+
 # --------------------------------------------------------------------------------------------- acceptance
 def test_a_twin_is_always_right() -> None:
-    found = measure_acceptance(cached(), cached(), [TEXT[:8], TEXT[8:20]], SAMPLED, (), Clock())
+    found = measure_acceptance(cached(), DraftModel(cached(), SAMPLED), [TEXT[:8], TEXT[8:20]], SAMPLED, (), Clock())
     assert found.judged > 0
     assert found.alpha == 1.0
     assert found.overlap == pytest.approx(1.0, abs=1e-5)
@@ -251,7 +269,7 @@ def test_acceptance_counts_what_rounds_say(sampling: SamplingSettings, monkeypat
     monkeypatch.setattr(probe, "NEW_TOKENS", 24)
     target, draft = cached(), cached(seed=1)
     prompts = [TEXT[:8], TEXT[8:20]]
-    found = measure_acceptance(target, draft, prompts, sampling, (), Clock())
+    found = measure_acceptance(target, DraftModel(draft, sampling), prompts, sampling, (), Clock())
     steps = []
     for seed, prompt in enumerate(prompts):
         generation = probe.Generation(
@@ -270,7 +288,7 @@ def test_acceptance_counts_what_rounds_say(sampling: SamplingSettings, monkeypat
 
 def test_texts_that_end_at_once_leave_acceptance_open() -> None:
     everything = range(tiny.VOCAB_SIZE)
-    found = measure_acceptance(cached(), cached(), [TEXT[:8]], SAMPLED, everything, Clock())
+    found = measure_acceptance(cached(), DraftModel(cached(), SAMPLED), [TEXT[:8]], SAMPLED, everything, Clock())
     assert (found.judged, found.alpha, found.overlap) == (0, None, None)
     use, sentence = recommendation(found, Costs(1.0, 0.1, (1.0,)))
     assert use is None
@@ -286,9 +304,9 @@ def test_a_slow_pair_gets_two_prompts_at_least(monkeypatch: pytest.MonkeyPatch) 
         logits: Tensor = forward(token_ids, num_logits)
         return logits
 
-    everything = measure_acceptance(target, draft, [TEXT[:8]] * 4, GREEDY, (), clock)
+    everything = measure_acceptance(target, DraftModel(draft, GREEDY), [TEXT[:8]] * 4, GREEDY, (), clock)
     monkeypatch.setattr(target, "forward", slow)
-    limited = measure_acceptance(target, draft, [TEXT[:8]] * 4, GREEDY, (), clock)
+    limited = measure_acceptance(target, DraftModel(draft, GREEDY), [TEXT[:8]] * 4, GREEDY, (), clock)
     assert 2 * limited.rounds == everything.rounds > 0
 
 
@@ -319,6 +337,27 @@ def test_intervals_cover_what_they_claim() -> None:
         assert found is not None
         covered += found[1][0] <= 0.7 <= found[1][1]
     assert covered / 400 >= 0.88
+
+
+@torch.inference_mode()
+def test_acceptance_of_the_targets_own_layers_by_hand() -> None:
+    """Overlap at the first position is that of the two heads' distributions."""
+    target = cached(num_hidden_layers=3)
+    drafter = EarlyExit(EarlyExitModel(target, 2), SAMPLED)
+    found = measure_acceptance(target, drafter, [TEXT[:8], TEXT[8:20]], SAMPLED, (), Clock())
+    assert found.judged > 0
+    generation = probe.Generation(
+        target, drafter, TEXT[:8], num_draft_tokens=probe.ROUND_K, sampling=SAMPLED, stopping=probe.Stopping(10), seed=0
+    )
+    first = next(iter(generation)).overlap[0]
+    rows = []
+    for model in (target, EarlyExitModel(target, 2)):
+        target.reset()
+        target.roll_back(0)
+        rows.append(model.forward(torch.tensor(TEXT[:8]), num_logits=1).softmax(-1)[0])
+        model.roll_back(8)
+    assert first == pytest.approx(torch.minimum(*rows).sum().item(), abs=1e-5)
+    assert first < 0.999
 
 
 # --------------------------------------------------------------------------------------- recommendation
@@ -409,6 +448,70 @@ def test_it_ends_in_one_sentence(quiet_machine: None, pair: tuple[str, ...], spe
     last = " ".join(out[out.rindex("\ncompatible") + 1 :].split())
     assert ("Use it with --k " in last) != ("Do not use it: at best " in last)
     assert out.count("expect about") + out.count("at best") == 1
+
+
+def test_the_targets_own_layers_are_measured(
+    quiet_machine: None, pair: tuple[str, ...], specdec: Specdec, tmp_path: Path
+) -> None:
+    """Without a second model: its tokenizer, memory and cache are not there to be looked at."""
+    options = ("pair-check", "-t", pair[1], "-d", "early-exit:2", "--device", "cpu", "--dtype", "float32", "--probe")
+    code, out, err = specdec(*options, "--format", "json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["settings"]["drafts"] == [{"source": "early-exit:2"}]
+    assert document["draft"] == "early-exit:2"
+    names = [check["name"] for check in document["checks"]]
+    assert names == [
+        "vocabulary", "layers", "architecture", "roll back", "context", "memory", "target's cache", "speed",
+    ]  # fmt: skip
+    assert {check["status"] for check in document["checks"][:-1]} == {"ok"}
+    assert document["memory"]["draft"] is None
+    weights = document["memory"]["target"]["weights_bytes"]
+    (device,) = document["memory"]["devices"]
+    assert device["needed_bytes"] < 1.3 * (weights + document["memory"]["target"]["kv_bytes"])
+    (found,) = document["pairs"]
+    assert (found["cost"], found["elsewhere"]) == (None, [])
+    measured = found["probe"]
+    assert measured["draft"] == {"source": "early-exit:2"}
+    assert measured["agreement"]["draft"] is None
+    assert measured["agreement"]["target"]["block_against_steps"] < 1e-3
+    assert measured["cost"]["draft_step_s"] > 0
+    assert [a["temperature"] for a in measured["acceptance"]] == [0.0, 1.0]
+    assert all(0 <= a["overlap"] <= 1 and a["judged"] > 0 for a in measured["acceptance"])
+    assert len(measured["predicted"][0]["speedups"]) == 16
+    assert measured["sentence"]
+    code, out, _ = specdec(*options, "--quiet")
+    assert code == 0
+    assert "the first 2 of 4 draft" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_own_layers_that_are_not_there_are_not_loaded(
+    pair: tuple[str, ...], specdec: Specdec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "load_pair", lambda *_: pytest.fail("it was loaded"))
+    code, out, _ = specdec("pair-check", *pair[:2], "-d", "early-exit:4", "--probe", "--format", "json")
+    assert code == 3
+    (failed,) = (check for check in json.loads(out)["checks"] if check["status"] == "fail")
+    assert (failed["name"], failed["remedy"]) == ("layers", "give a number from 1 to 3")
+
+
+def test_own_layers_beside_a_model(quiet_machine: None, pair: tuple[str, ...], specdec: Specdec) -> None:
+    code, out, err = specdec("pair-check", *pair, "-d", "early-exit:1", "--probe", "--format", "markdown")
+    assert code == 0, err
+    assert f"| check | {pair[3]} | early-exit:1 |" in out
+    assert "| draft's cache | ok | - |" in out
+
+
+def test_a_target_whose_layers_cannot_be_cut_is_told_with_the_remedy(
+    pair: tuple[str, ...], specdec: Specdec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_cli.runtime.early_exit._first_layers", lambda model, *_: model)
+    code, out, _ = specdec("pair-check", *pair[:2], "-d", "early-exit:1", "--probe", "--format", "json")
+    check = json.loads(out)["checks"][-1]
+    assert (code, check["name"], check["status"]) == (3, "probe", "fail")
+    assert "its later layers ran too" in check["detail"]
+    assert check["remedy"] == "leave --draft early-exit out"
 
 
 def test_an_incompatible_pair_is_not_loaded(specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

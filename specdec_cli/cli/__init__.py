@@ -46,6 +46,8 @@ def _root(
 app.command(epilog='Example: specdec generate "def fibonacci(n):" --max-new-tokens 64 --show-draft')(generate)
 app.command(epilog="Example: specdec bench --limit 6 --max-new-tokens 64")(bench)
 app.command("sweep-k", epilog="Example: specdec sweep-k --k 1-8 --limit 6 --plot sweep.png")(sweep_k)
-app.command("pair-check", epilog="Example: specdec pair-check -t ./target -d ./draft -d ./another --probe")(pair_check)
+app.command("pair-check", epilog="Example: specdec pair-check -t ./target -d ./draft -d early-exit:4 --probe")(
+    pair_check
+)
 app.command(epilog="Example: specdec predict --alpha 0.8 --cost 0.05 --k 1-16 --simulate 40000")(predict)
 app.command(epilog="Example: specdec presets --format json")(presets)

@@ -76,11 +76,16 @@ def pair_check(
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    no_model = next((choice.name for choice in models.drafts if choice.model is None), None)
-    if no_model is not None:
-        raise UsageError(
-            f"--draft {no_model} is no model, so there is nothing to compare: name a folder, file or hub id"
-        )
+    for choice in models.drafts:
+        if choice.model is None and choice.spec.own_layers is None:
+            raise UsageError(
+                f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
+                "or early-exit:N"
+            )
+        if choice.model is None and not probe:
+            raise UsageError(
+                f"--draft {choice.name} is the target itself, so there is nothing to compare: add --probe to measure"
+            )
     if context is not None and context < 1:
         raise UsageError(f"--context must be 1 or above, not {context}")
     if prompts is not None and not probe:
@@ -95,7 +100,7 @@ def pair_check(
         command.run,
         command.PairCheckRequest(
             target=models.target,
-            drafts=tuple(choice.model for choice in models.drafts if choice.model is not None),
+            drafts=tuple((choice.spec, choice.model) for choice in models.drafts),
             context=context,
             probe=probe,
             prompts=prompts,

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.decoding.model import ChainModel
+from specdec_cli.drafters.base import Drafter
+from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.early_exit import EarlyExit
+from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError
 from specdec_cli.measurement.fidelity import Fidelity, compare, greedy_answers
 from specdec_cli.measurement.hardware import environment
@@ -27,12 +33,12 @@ from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_pro
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
-from specdec_cli.runtime.checks import Check, model_checks, token_checks, undecided, verdict
+from specdec_cli.runtime.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
 from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
 from specdec_cli.runtime.elsewhere import elsewhere
 from specdec_cli.runtime.inspection import Inspection, inspect_checkpoint
 from specdec_cli.runtime.loading import Checkpoint
-from specdec_cli.runtime.pair import Pair, conversation, describe, load_pair, load_unquantised
+from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
 from specdec_cli.runtime.resources import cost, default_context, memory
 from specdec_cli.runtime.sources import Report
 from specdec_cli.runtime.text import is_chat_tokenizer
@@ -48,13 +54,14 @@ class PairCheckRequest:
     """Everything that the command line decides.
 
     Attributes:
+        drafts: (what --draft names, how its checkpoint is loaded); None for the target's own layers.
         context: tokens that memory is counted for; None chooses.
         prompts: a file or a built-in set for the probe; None chooses a set.
         output_format: "table", "json" or "markdown".
     """
 
     target: ModelSettings
-    drafts: tuple[ModelSettings, ...]
+    drafts: tuple[tuple[DraftSpec, ModelSettings | None], ...]
     context: int | None = None
     probe: bool = False
     prompts: str | None = None
@@ -74,17 +81,19 @@ def run(request: PairCheckRequest) -> int:
 
     prompts = _prompts(request)
     choose_device(request.target.device, "--device")
-    for settings in request.drafts:  # an option that is wrong for all of them is no finding about one
-        choose_device(settings.device, "--draft-device")
+    for _, settings in request.drafts:  # an option that is wrong for all of them is no finding about one
+        if settings is not None:
+            choose_device(settings.device, "--draft-device")
     target = inspect_checkpoint(request.target, "target", report)
     pairs = []
     memory_ran_out = False
-    for settings in request.drafts:
-        checks, figures = _without_weights(request, target, settings, report)
+    for spec, settings in request.drafts:
+        name = spec.name if settings is None else settings.source
+        checks, figures = _without_weights(request, target, spec, settings, report)
         if request.probe and verdict(checks, strict=False) is not False:
-            report(f"measuring {request.target.source} with {settings.source}")
+            report(f"measuring {request.target.source} with {name}")
             try:
-                measured, figures["probe"] = _probe(request, settings, prompts, report)
+                measured, figures["probe"] = _probe(request, spec, settings, prompts, report)
             except OutOfMemoryError as error:
                 memory_ran_out, measured = True, [undecided("probe", str(error))]
             except IncompatiblePairError as error:
@@ -95,7 +104,7 @@ def run(request: PairCheckRequest) -> int:
             checks += measured
         answer = verdict(checks, request.strict)
         records = [asdict(check) for check in checks]
-        pairs.append({"draft": settings.source, "compatible": answer, "checks": records, **figures})
+        pairs.append({"draft": name, "compatible": answer, "checks": records, **figures})
     # What a script reads first is the pair that decides the exit code.
     deciding = min(pairs, key=lambda pair: {False: 0, None: 1, True: 2}[pair["compatible"]])
     head = {key: deciding[key] for key in ("draft", "compatible", "checks", "memory")}
@@ -127,7 +136,7 @@ def _write(request: PairCheckRequest, made: dict[str, Any]) -> None:
 def _settings(request: PairCheckRequest) -> dict[str, object]:
     return {
         "target": asdict(request.target),
-        "drafts": [asdict(settings) for settings in request.drafts],
+        "drafts": [{"source": spec.name} if model is None else asdict(model) for spec, model in request.drafts],
         "context": request.context,
         "probe": request.probe,
         "prompts": request.prompts,
@@ -136,20 +145,24 @@ def _settings(request: PairCheckRequest) -> dict[str, object]:
 
 
 def _without_weights(
-    request: PairCheckRequest, target: Inspection, settings: ModelSettings, report: Report
+    request: PairCheckRequest, target: Inspection, spec: DraftSpec, settings: ModelSettings | None, report: Report
 ) -> tuple[list[Check], dict[str, Any]]:
     """Checks and figures of one draft; one that cannot be read does not hide the others."""
     figures: dict[str, Any] = {"memory": None, "cost": None, "elsewhere": [], "probe": None}
-    try:
-        draft = inspect_checkpoint(settings, "draft", report)
-    except SpecdecError as error:
-        return [undecided("draft", str(error))], figures
-    context = request.context or default_context(target, draft)
-    memory_check, figures["memory"] = memory(target, draft, context)
+    sides = [target]
+    if settings is not None:
+        try:
+            sides.append(inspect_checkpoint(settings, "draft", report))
+        except SpecdecError as error:
+            return [undecided("draft", str(error))], figures
+    memory_check, figures["memory"] = memory(sides, request.context or default_context(sides))
+    same_for_all = [*model_checks(sides, request.context), memory_check]
+    if spec.own_layers is not None:
+        return [*own_layers_checks(target, spec.own_layers), *same_for_all], figures
+    _, draft = sides
     cost_check, figures["cost"] = cost(target, draft)
     figures["elsewhere"] = elsewhere(target, draft)
-    checks = [*token_checks(target, draft), *model_checks(target, draft, request.context), memory_check, cost_check]
-    return checks, figures
+    return [*token_checks(target, draft), *same_for_all, cost_check], figures
 
 
 def _prompts(request: PairCheckRequest) -> Sequence[Prompt] | None:
@@ -162,12 +175,15 @@ def _prompts(request: PairCheckRequest) -> Sequence[Prompt] | None:
 
 
 def _probe(
-    request: PairCheckRequest, settings: ModelSettings, prompts: Sequence[Prompt] | None, report: Report
+    request: PairCheckRequest,
+    spec: DraftSpec,
+    settings: ModelSettings | None,
+    prompts: Sequence[Prompt] | None,
+    report: Report,
 ) -> tuple[list[Check], dict[str, Any]]:
     """Load one pair and measure it."""
     pair = load_pair(request.target, settings, report)
-    assert pair.draft is not None
-    assert pair.draft_checkpoint is not None
+    draft, drafter_for = _drafting(pair, spec)
     for note in pair.notes:
         report(note)
     if prompts is None:
@@ -175,7 +191,9 @@ def _probe(
         prompts = builtin_prompts("mixed" if chats else "code")[:BUILT_IN_PROMPTS]
     ids = [pair.encode([*conversation(p, None), {"role": "user", "content": p.turns[0]}], raw=False) for p in prompts]
     longest = _longest(ids)
-    sides = {"target": (pair.target, pair.checkpoint), "draft": (pair.draft, pair.draft_checkpoint)}
+    sides = {"target": (pair.target, pair.checkpoint)}
+    if pair.draft is not None and pair.draft_checkpoint is not None:
+        sides["draft"] = (pair.draft, pair.draft_checkpoint)
     clock = clock_for(*pair.devices)
     with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
         caches = {
@@ -183,29 +201,37 @@ def _probe(
             for role, (model, checkpoint) in sides.items()
         }
         checks = [_cache_check(role, agreement, _name(sides[role][1])) for role, agreement in caches.items()]
-        agreements = {role: agreement.record() for role, agreement in caches.items()}
+        agreements = dict.fromkeys(("target", "draft")) | {
+            role: agreement.record() for role, agreement in caches.items()
+        }
         if any(check.status == "fail" for check in checks):
             sentence = "Do not use it: a cache that computes something else makes wrong text without any error."
             return checks, {"agreement": agreements, "use": False, "sentence": sentence}
         # What the caches hold is short beside the weights, whatever the prompts are.
-        held = longest[: min(PREFIX, pair.target.max_length // 2, pair.draft.max_length // 2)]
-        costs = measure_costs(pair.target, pair.draft, held, SamplingSettings(temperature=1.0), clock)
+        held = longest[: min(PREFIX, pair.target.max_length // 2, draft.max_length // 2)]
+        costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
         ends = pair.checkpoint.end_ids
         found = [
-            measure_acceptance(pair.target, pair.draft, ids, SamplingSettings(temperature=t), ends, clock)
-            for t in TEMPERATURES
+            measure_acceptance(pair.target, drafter_for(sampling), ids, sampling, ends, clock)
+            for sampling in map(SamplingSettings, TEMPERATURES)
         ]
     use, sentence = recommendation(found[0], costs)
     made = {"agreement": agreements, **probe_record(found, costs), "use": use, "sentence": sentence}
-    made["target"], made["draft"] = (
-        describe(given, loaded)
-        for given, loaded in ((request.target, pair.checkpoint), (settings, pair.draft_checkpoint))
-    )
+    made["target"], made["draft"] = describe(request.target, pair.checkpoint), describe_draft(spec, settings, pair)
     fidelity = _fidelity(request, pair, ids, report)
     made["quantisation"] = None if fidelity is None else asdict(fidelity)
     if fidelity is not None:
         checks.append(_fidelity_check(fidelity, pair.checkpoint.quantize))
     return [*checks, _speed_check(use, made)], made
+
+
+def _drafting(pair: Pair, spec: DraftSpec) -> tuple[ChainModel, Callable[[SamplingSettings], Drafter]]:
+    """The model that drafts, and what makes a drafter of it."""
+    if pair.draft is not None:
+        return pair.draft, partial(DraftModel, pair.draft)
+    assert spec.own_layers is not None
+    model = pair.early_exit(spec.own_layers)
+    return model, partial(EarlyExit, model)
 
 
 def _fidelity(request: PairCheckRequest, pair: Pair, ids: Sequence[Sequence[int]], report: Report) -> Fidelity | None:

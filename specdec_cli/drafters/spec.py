@@ -74,6 +74,12 @@ class DraftSpec:
         return None if others or first.kind != "ngram" else (first.options["max"], first.options["min"])
 
     @property
+    def own_layers(self) -> int | None:
+        """How many of the target's layers draft, where this is early exit and nothing else."""
+        (first, *others) = self.sources
+        return None if others else first.options.get("layers")
+
+    @property
     def learns(self) -> bool:
         """Whether one text's guesses depend on the texts before it."""
         return any(source.options.get("memory") for source in self.sources)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import CachedModel, ChainModel
 from specdec_cli.decoding.sampling import logits_to_probs, sample
 from specdec_cli.decoding.stopping import Stopping
-from specdec_cli.drafters.draft_model import DraftModel
+from specdec_cli.drafters.base import Drafter
 from specdec_cli.measurement.statistics import CONFIDENCE, Interval, proportion
 from specdec_cli.settings import SamplingSettings
 from specdec_cli.theory import speedup
@@ -208,7 +208,7 @@ def _difference(logits: Tensor, reference: Tensor) -> float:
 @torch.inference_mode()
 def measure_costs(
     target: CachedModel,
-    draft: CachedModel,
+    draft: ChainModel,
     token_ids: Sequence[int],
     sampling: SamplingSettings,
     clock: Callable[[], float],
@@ -216,7 +216,7 @@ def measure_costs(
     """Time the target's pass over 1 to 17 tokens and the draft's step, in turn, over a filled cache.
 
     Args:
-        target, draft: their caches are emptied first.
+        target, draft: their caches are emptied first; the draft's may be a part of the target's.
         token_ids: at least two.
         sampling: of the draft's step.
         clock: seconds; waits for the devices.
@@ -228,7 +228,10 @@ def measure_costs(
     prefix = ids.to(draft.device)[None]
     generator = torch.Generator(draft.device).manual_seed(0)
     _fill(target, ids)
-    _fill(draft, prefix[0])
+    draft.reset()
+    if draft.length < len(ids):
+        draft.forward(prefix[0, draft.length :], num_logits=1)
+        draft.roll_back(0)
 
     def target_pass(width: int) -> float:
         started = clock()
@@ -267,7 +270,7 @@ def measure_costs(
 
 def measure_acceptance(
     target: CachedModel,
-    draft: CachedModel,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingSettings,
     end_ids: Collection[int],
@@ -276,12 +279,12 @@ def measure_acceptance(
     """Run real rounds on each prompt, as long as there is time, and count.
 
     Args:
+        drafter: made for the same sampling.
         prompts: ids, each shorter than the target's context.
         sampling: of both.
         end_ids: end a text.
         clock: seconds; waits for the devices.
     """
-    drafter = DraftModel(draft, sampling)
     whole: list[list[Step]] = []
     begun = clock()
     for number, prompt in enumerate(prompts):

@@ -278,35 +278,50 @@ def chat_template(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBas
     return Check("chat template", "ok", "a sample dialogue renders the same")
 
 
-def model_checks(target: Inspection, draft: Inspection, context: int | None) -> list[Check]:
-    """What the two architectures decide.
+def own_layers_checks(target: Inspection, num_layers: int) -> list[Check]:
+    """What stands for a second tokenizer's checks where the target drafts with its own first layers."""
+    if target.tokenizer is None:
+        return [undecided("vocabulary", target.tokenizer_problem)]
+    detail = "ids, tokenizer and chat template are the target's own, which there is no need to compare"
+    vocabulary = Check("vocabulary", "ok", detail)
+    out_of = int(getattr(target.text_config, "num_hidden_layers", 0))
+    if not 1 <= num_layers < out_of:
+        remedy = f"give a number from 1 to {out_of - 1}" if out_of > 1 else "leave early-exit out"
+        detail = f"the target has {out_of} of them, and {num_layers} were to draft"
+        return [vocabulary, Check("layers", "fail", detail, remedy)]
+    return [vocabulary, Check("layers", "ok", f"the first {num_layers} of {out_of} draft")]
+
+
+def model_checks(sides: Sequence[Inspection], context: int | None) -> list[Check]:
+    """What the architectures decide.
 
     Args:
-        context: tokens that the user means to have in both caches; None where that was not said.
+        sides: the target and, where there is one, its draft.
+        context: tokens that the user means to have in every cache; None where that was not said.
     """
     damaged = [
         undecided("weights", f"the {side.role}'s files are damaged ({side.weights.damage}): download them again")
-        for side in (target, draft)
+        for side in sides
         if side.weights is not None and side.weights.damage
     ]
-    return [architecture(target, draft), *damaged[:1], roll_back(target, draft), context_length(target, draft, context)]
+    return [architecture(sides), *damaged[:1], roll_back(sides), context_length(sides, context)]
 
 
-def architecture(target: Inspection, draft: Inspection) -> Check:
-    """Causal and decoder-only, both of them."""
-    for side in (target, draft):
+def architecture(sides: Sequence[Inspection]) -> Check:
+    """Causal and decoder-only, all of them."""
+    for side in sides:
         if side.architecture_problem:
             cause, _, remedy = side.architecture_problem.rpartition(": ")
             return Check("architecture", "fail", cause, remedy)
-    names = [(i.config.architectures or [i.config.model_type])[0] for i in (target, draft)]
-    both = f"both {names[0]}" if names[0] == names[1] else f"{names[0]}, {names[1]}"
-    return Check("architecture", "ok", f"decoder-only, causal: {both}")
+    names = [(i.config.architectures or [i.config.model_type])[0] for i in sides]
+    shown = f"both {names[0]}" if names[1:] == names[:1] else ", ".join(names)
+    return Check("architecture", "ok", f"decoder-only, causal: {shown}")
 
 
-def roll_back(target: Inspection, draft: Inspection) -> Check:
+def roll_back(sides: Sequence[Inspection]) -> Check:
     """Whether what a rejected token left in the caches can be taken back."""
-    notes = []
-    for side in (target, draft):
+    notes = ["both caches can be shortened" if len(sides) > 1 else "the cache can be shortened"]
+    for side in sides:
         if side.cache_problem:
             cause, _, remedy = side.cache_problem.rpartition(": ")
             return Check("roll back", "fail", cause, remedy)
@@ -321,20 +336,21 @@ def roll_back(target: Inspection, draft: Inspection) -> Check:
             )
         if side.cache_implementation in ("quantized", "static", "sliding_window"):
             notes.append(f"{side.role}'s generation config asks for a {side.cache_implementation} cache; not used here")
-    return Check("roll back", "ok", "; ".join(["both caches can be shortened", *notes]))
+    return Check("roll back", "ok", "; ".join(notes))
 
 
-def context_length(target: Inspection, draft: Inspection, context: int | None) -> Check:
+def context_length(sides: Sequence[Inspection], context: int | None) -> Check:
     """Maximum context of each, and what the pair has."""
-    lengths = [f"{i.role} {i.max_length:,}" if i.max_length else f"{i.role} without a limit" for i in (target, draft)]
-    both = effective_context([target, draft])
+    lengths = [f"{i.role} {i.max_length:,}" if i.max_length else f"{i.role} without a limit" for i in sides]
+    target, *drafts = sides
+    both = effective_context(sides)
     detail = ", ".join(lengths)
     if context is not None and target.max_length is not None and context > target.max_length:
         return Check(
             "context", "warn", f"{detail}; you asked for {context:,}", f"use --context {target.max_length} or less"
         )
     wanted = context if context is not None else target.max_length
-    if draft.max_length is not None and (wanted is None or draft.max_length < wanted):
+    if any(draft.max_length is not None and (wanted is None or draft.max_length < wanted) for draft in drafts):
         return Check(
             "context", "warn", f"{detail}; beyond {both:,} the draft proposes nothing",
             f"keep texts within {both:,} tokens (tell by --context {both}), or choose a --draft with a longer context",

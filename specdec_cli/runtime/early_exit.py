@@ -131,5 +131,5 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 def _unfit(model: object, why: str) -> IncompatiblePairError:
     return IncompatiblePairError(
-        f"--draft early-exit: the target ({type(model).__name__}) is not built for it: {why}; {REMEDY}"
+        f"--draft early-exit: the target ({type(model).__name__}) is not built for it: {why}: {REMEDY}"
     )

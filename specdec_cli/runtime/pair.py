@@ -59,9 +59,10 @@ class Pair:
         """What drafters are made of here."""
         for graphs in recordings(self.models)[:1]:
             graphs.expect(sampling, draft_stop)
-        return DrafterParts(self.target, self.draft, sampling, self._early_exit, draft_stop)
+        return DrafterParts(self.target, self.draft, sampling, self.early_exit, draft_stop)
 
-    def _early_exit(self, num_layers: int) -> EarlyExitModel:
+    def early_exit(self, num_layers: int) -> EarlyExitModel:
+        """The target's first layers as a draft; raises UsageError or IncompatiblePairError where that cannot be."""
         for graphs in recordings([self.target]):
             graphs.tell("no CUDA graphs for drafts with --draft early-exit; the target's rounds have theirs")
         return EarlyExitModel(self.target, num_layers)

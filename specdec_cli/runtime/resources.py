@@ -48,9 +48,9 @@ class Need:
         return self.needed_bytes <= self.free_bytes
 
 
-def default_context(target: Inspection, draft: Inspection) -> int:
+def default_context(sides: Sequence[Inspection]) -> int:
     """What memory is counted for where the user did not say: a long chat, or all the positions there are."""
-    return min(DEFAULT_CONTEXT, effective_context([target, draft]))
+    return min(DEFAULT_CONTEXT, effective_context(sides))
 
 
 def needs(sides: Sequence[Inspection], context: int, free: Free) -> list[Need]:
@@ -84,12 +84,16 @@ def _fit(sides: Sequence[Inspection], context: int, free: Free) -> bool:
     return all(need.fits for need in needs(sides, context, free))
 
 
-def memory(target: Inspection, draft: Inspection, context: int) -> tuple[Check, dict[str, Any] | None]:
-    """The check and its record; None without sizes."""
-    sides = [target, draft]
-    if target.weights is None or draft.weights is None:
+def memory(sides: Sequence[Inspection], context: int) -> tuple[Check, dict[str, Any] | None]:
+    """The check and its record; None without sizes.
+
+    Args:
+        sides: the target and, where there is one, its draft.
+    """
+    if any(side.weights is None for side in sides):
         return Check("memory", "ok", "nothing to count: see architecture"), None
-    free = {device: free_memory(device) for device in (target.device, draft.device, HOST)}
+    target = sides[0]
+    free = {device: free_memory(device) for device in (*(side.device for side in sides), HOST)}
     found = needs(sides, context, free)
     fits = all(need.fits for need in found)
     longest = largest_context(sides, free)
@@ -101,7 +105,8 @@ def memory(target: Inspection, draft: Inspection, context: int) -> tuple[Check, 
             {"device": n.device, "needed_bytes": n.needed_bytes, "free_bytes": n.free_bytes, "fits": n.fits}
             for n in found
         ],
-        **{side.role: _sizes(side, context) for side in sides},
+        "target": _sizes(target, context),
+        "draft": _sizes(sides[1], context) if sides[1:] else None,
     }
     parts = [f"{side.role} {_weights_and_cache(side, context)}" for side in sides]
     shares = ", ".join(f"{_gigabytes(n.needed_bytes)} of {_gigabytes(n.free_bytes)} free on {n.device}" for n in found)
@@ -113,7 +118,7 @@ def memory(target: Inspection, draft: Inspection, context: int) -> tuple[Check, 
     if spread := _spread(target, context, free):
         remedy = "let accelerate spread the target (it will), which is slower; or choose a larger device"
         return Check("memory", "warn", f"{detail}: too much for one device; {spread}", remedy), record
-    return Check("memory", "fail", f"{detail}: too much", _what_fits(target, draft, context, free)), record
+    return Check("memory", "fail", f"{detail}: too much", _what_fits(sides, context, free)), record
 
 
 def _spread(target: Inspection, context: int, free: Free) -> str:
@@ -126,14 +131,17 @@ def _spread(target: Inspection, context: int, free: Free) -> str:
     return f"all devices and the host have {_gigabytes(everywhere)} together"
 
 
-def _what_fits(target: Inspection, draft: Inspection, context: int, free: Free) -> str:
+def _what_fits(sides: Sequence[Inspection], context: int, free: Free) -> str:
     """Changes that would make it fit, by the same arithmetic."""
     options = []
-    if _fit([_in_16_bits(target), _in_16_bits(draft)], context, free):
+    target, *drafts = sides
+    if _fit([_in_16_bits(side) for side in sides], context, free):
         options.append("--dtype bfloat16 fits")
-    if draft.device != HOST and _fit([target, replace(draft, device=HOST)], context, free):
+    if any(d.device != HOST for d in drafts) and _fit(
+        [target, *(replace(d, device=HOST) for d in drafts)], context, free
+    ):
         options.append("--draft-device cpu fits")
-    if _fit([target], context, free):
+    if drafts and _fit([target], context, free):
         options.append("a smaller --draft may fit: the target does")
     return "; ".join(options) or "choose a smaller --target or a larger --device"
 
