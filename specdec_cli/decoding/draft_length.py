@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Protocol
@@ -51,6 +52,10 @@ class DraftLength(Protocol):
         """Tokens to draft in the next round at most; 0 for a plain step."""
         ...
 
+    def limit(self, source: str) -> int:
+        """Of what `next` gave for this round, the tokens that one of several sources may draft; 0 to pass it over."""
+        ...
+
     def observe(self, outcome: Outcome) -> None:
         """Learn from the round that has ended."""
         ...
@@ -69,6 +74,10 @@ class Fixed:
         """K."""
         return self.num_draft_tokens
 
+    def limit(self, source: str) -> int:
+        """K, whoever drafts."""
+        return self.num_draft_tokens
+
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""
 
@@ -84,6 +93,10 @@ class Heuristic:
 
     def next(self) -> int:
         """K as it stands."""
+        return self.num_draft_tokens
+
+    def limit(self, source: str) -> int:
+        """The same, whoever drafts."""
         return self.num_draft_tokens
 
     def observe(self, outcome: Outcome) -> None:
@@ -163,43 +176,40 @@ class Costs:
     One that was never tried is taken for as cheap as the next smaller one that was: what looks good on these terms gets
     tried, and then it is known. And none is taken for dearer than a larger one: then its own figures were disturbed.
 
-    Each source has its own figures, and one that learns a single figure for every K (what of its tree is judged says
-    nothing about the width of the pass). A round of several sources is the mean over them, each by how often it drafts.
+    A source that learns has a single figure for every K: what of its tree is judged says nothing about the width of the
+    pass.
     """
 
     KEPT = 5  # latest figures of each kind; their median does not mind one that was disturbed
     TRUSTED = 3  # so many cannot all have been
-    FADING = 0.98
 
     def __init__(self) -> None:
-        self._draft_steps: dict[str, _Figures] = {}
-        self._drafts: dict[str, float] = {}
+        self._draft_step = _Figures(4 * self.KEPT)
         self._plain = _Figures(self.KEPT)
-        self._rest: dict[str, dict[int, _Figures]] = {}
+        self._rest: dict[int, _Figures] = {}
 
     def observe(self, outcome: Outcome, draft_was_current: bool) -> None:
         """Learn from a round; a draft that had to catch up on a pause first says little about a draft step."""
-        k, source, draft_s = outcome.num_drafted, outcome.source, outcome.draft_s
+        k, draft_s = outcome.num_drafted, outcome.draft_s
         rest_s = outcome.verify_s + outcome.other_s
         if outcome.learning:
             k, rest_s, draft_s = 1, draft_s + rest_s, 0.0
         if not k:
             self._plain.add(rest_s)
             return
-        self._rest.setdefault(source, {}).setdefault(k, _Figures(self.KEPT)).add(rest_s)
-        self._drafts = {name: n * self.FADING for name, n in self._drafts.items()}
-        self._drafts[source] = self._drafts.get(source, 0.0) + 1
-        if draft_was_current or source not in self._draft_steps:
-            self._draft_steps.setdefault(source, _Figures(4 * self.KEPT)).add(draft_s / k)
+        self._rest.setdefault(k, _Figures(self.KEPT)).add(rest_s)
+        if draft_was_current or not self._draft_step.number:
+            self._draft_step.add(draft_s / k)
 
     @property
     def plain_rounds(self) -> int:
         """How many figures there are of rounds that drafted nothing."""
         return self._plain.number
 
-    def can_tell(self, source: str) -> bool:
-        """Whether plain steps and rounds of that source were seen."""
-        return self.plain_rounds > 0 and source in self._rest
+    @property
+    def known(self) -> bool:
+        """Whether plain steps and rounds that drafted were seen."""
+        return self.plain_rounds > 0 and bool(self._rest)
 
     def rounds_s(self, largest: int, doubtful: bool = False) -> list[float]:
         """Seconds of a round that drafts 0, 1, ..., `largest` tokens; plain steps, at least, must have been seen.
@@ -207,22 +217,10 @@ class Costs:
         Args:
             doubtful: leave out, for each length, its own figures where they are too few to be trusted.
         """
-        total = sum(self._drafts.values())
-        if not total:
-            return [self._plain.median] * (largest + 1)
-        seconds = [0.0] * (largest + 1)
-        for source, n in self._drafts.items():
-            own = self.rounds_of(source, largest, doubtful)
-            seconds = [mean + n / total * of_source for mean, of_source in zip(seconds, own, strict=True)]
-        return seconds
-
-    def rounds_of(self, source: str, largest: int, doubtful: bool = False) -> list[float]:
-        """The same of one source, see `can_tell`."""
-        figures = {0: self._plain, **self._rest[source]}
+        figures = {0: self._plain, **self._rest}
         above, least = {}, math.inf  # of all larger lengths
         for k in sorted(figures, reverse=True):
             above[k], least = least, min(least, figures[k].median)
-        step_s = self._draft_steps[source].median
         seconds, below, rest_s = [], math.inf, math.inf
         for k in range(largest + 1):
             told = rest_s
@@ -230,7 +228,7 @@ class Costs:
                 rest_s = min(own.median, above[k])
                 doubted = doubtful and k and own.number < self.TRUSTED
                 told, below = min(below, above[k]) if doubted else rest_s, own.median
-            seconds.append(k * step_s + told)
+            seconds.append(k * self._draft_step.median + told)
         return seconds
 
 
@@ -250,8 +248,8 @@ class _Figures:
         self.median = median_low(self._latest)
 
 
-class Auto:
-    """The K with the most expected tokens a second, by the extended form on running estimates.
+class OneSource:
+    """The K with the most expected tokens a second, by the extended form on running estimates of one source.
 
     Begins with a plain step and a round of FIRST, then takes the best K each round. Where plain steps are best,
     drafting is off; it is probed again after some rounds, and after twice as many each time that it still does not pay.
@@ -302,13 +300,19 @@ class Auto:
         self._was_off = self._asked == 0
         if self._plain_left:
             self._plain_left -= 1
-        elif outcome.num_drafted and self._costs.can_tell(outcome.source):
+        elif outcome.num_drafted and self._costs.known:
             self._judge(outcome)
+
+    def stand_by(self) -> None:
+        """A round in which another source drafted."""
+        self._rounds += 1
+        self._was_off = True
+        self._plain_left = max(0, self._plain_left - 1)
 
     def _judge(self, outcome: Outcome) -> None:
         """Stop drafting for a while where that does not pay."""
         k = outcome.num_drafted
-        seconds = self._costs.rounds_of(outcome.source, k)
+        seconds = self._costs.rounds_s(k)
         extra = seconds[k] / seconds[0] - 1
         if outcome.learning:
             self._lent = min(max(0.0, self._lent + extra - outcome.num_accepted), self.LOAN)
@@ -345,6 +349,46 @@ class Auto:
             spent += offers[k] * (round_s[k] - round_s[k - 1])  # drafts that were shorter anyway cost nothing more
             speeds.append(expected / spent)
         return speeds
+
+
+class Auto:
+    """The best K by `OneSource`, for each of several sources its own: a poor one does not silence a good one.
+
+    Args:
+        largest: K at most.
+    """
+
+    def __init__(self, largest: int = LARGEST) -> None:
+        self._alone = OneSource(largest)
+        self._sources: dict[str, OneSource] = {}  # as soon as one of several has asked for its limit
+        self._limits: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Another text."""
+        for rule in (self._alone, *self._sources.values()):
+            rule.begin()
+
+    def next(self) -> int:
+        """The best K as far as is known; of several sources, the largest."""
+        self._limits = {name: rule.next() for name, rule in self._sources.items()}
+        return max(self._limits.values()) if self._limits else self._alone.next()
+
+    def limit(self, source: str) -> int:
+        """The best K of that source."""
+        if source not in self._sources:
+            rule = self._sources[source] = deepcopy(self._alone)  # which knows plain steps, at most
+            self._limits[source] = rule.next()
+        return self._limits[source]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Tell those whom the round concerns: all, where nothing was drafted."""
+        if not self._sources:
+            self._alone.observe(outcome)
+        for name, rule in self._sources.items():
+            if outcome.num_drafted and outcome.source != name:
+                rule.stand_by()
+            else:
+                rule.observe(outcome)
 
 
 RULES: dict[str, Callable[[], DraftLength]] = {"auto": Auto, "heuristic": Heuristic}

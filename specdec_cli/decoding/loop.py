@@ -158,7 +158,8 @@ class Generation:
         num_draft_tokens = min(wanted, room)
 
         started = clock()
-        draft = self._drafter.propose(Context(self._committed), num_draft_tokens, self._draft_generator)
+        context = Context(self._committed, self._draft_length.limit)
+        draft = self._drafter.propose(context, num_draft_tokens, self._draft_generator)
         proposed = clock()
         draft = draft.on(target.device)
         packed = self._repeated(draft)

@@ -23,9 +23,11 @@ class Context:
 
     Attributes:
         token_ids: every committed id, prompt included; the last one is in no cache yet.
+        limit: how many tokens one of several sources, by its name, may draft; None: as many as are asked for.
     """
 
     token_ids: Sequence[int]
+    limit: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True)

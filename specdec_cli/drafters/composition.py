@@ -11,7 +11,7 @@ from specdec_cli.drafters.base import Context, Draft, Drafter
 
 
 class Composition:
-    """Asks its parts in turn, and only as far as it must: whoever is not asked costs nothing.
+    """Asks its parts in turn, and only as far as it must: whoever is not asked, or may not draft, costs nothing.
 
     A part that was not asked learns what was committed when it is asked again, from the context; each names its drafts.
 
@@ -37,9 +37,13 @@ class Composition:
         """The first draft that is not empty."""
         self._asked = []
         draft = Draft(torch.empty(0, dtype=torch.long, device=self.device))
-        for name, part in self._parts:
+        names = [name for name, _ in self._parts]
+        limits = [num_draft_tokens if context.limit is None else context.limit(name) for name in names]
+        for (name, part), limit in zip(self._parts, limits, strict=True):
+            if limit == 0:
+                continue
             self._asked.append(part)
-            draft = part.propose(context, num_draft_tokens, generator)
+            draft = part.propose(context, min(limit, num_draft_tokens), generator)
             if len(draft.token_ids):
                 return replace(draft, source=name)
         return draft
