@@ -7,8 +7,9 @@ changes the text, near ties in 16-bit arithmetic apart.
 
 Every arm is TARGET, or TARGET+DRAFT@K: bits of the target, bits of the draft and, behind a colon, how many tokens its
 head is cut to. `eager` is bfloat16 computed by transformers' own layers, `keep` a .gguf file's own bits, `auto` what
-steps fastest here. Where llama-cpp-python is installed and the models are .gguf files,
-llama.cpp's plain decoding of both is measured in the same run.
+steps fastest here. `/P` behind the draft ends a draft behind a token that it gave less than P, and `ngram+` before it
+lets prompt lookup draft where it has a match. Where xllamacpp is installed (wheels of llama.cpp, for AVX2) and the
+models are .gguf files, llama.cpp's plain decoding of both is measured in the same run.
 
     python benchmarks/cheap_steps.py -t TARGET.gguf -d DRAFT.gguf
     python benchmarks/cheap_steps.py -t TARGET -d DRAFT --arms bf16,int8+int4:32768@4 --prompts 2 --tokens 48
@@ -21,6 +22,7 @@ import argparse
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ from specdec_cli.drafters.composition import Composition
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.ngram import NgramDrafter
 from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.errors import SpecdecError
 from specdec_cli.measurement.hardware import cpu_name, environment
 from specdec_cli.prompts import builtin_prompts
 from specdec_cli.runtime.compatibility import compare_vocabularies, id_to_token, require_same_vocabulary
@@ -278,7 +281,12 @@ def main() -> None:
         return
     if args.target is None or args.draft is None:
         parser.error("--target and --draft are needed, or --rows")
-    arms = [Arm.parse(text) for text in args.arms.split(",")]
+    if args.prompts < 1 or args.tokens < 1:
+        parser.error("--prompts and --tokens must be 1 or above")
+    try:
+        arms = [Arm.parse(text) for text in args.arms.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
 
     def report(line: str) -> None:
         console.print(line, style="dim", markup=False)
@@ -304,4 +312,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SpecdecError as error:
+        sys.exit(f"cheap_steps.py: {error}")

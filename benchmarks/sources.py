@@ -34,6 +34,7 @@ from rich.text import Text
 from specdec_cli.cli.options import DraftChoice, DraftQuantize, Dtype, ModelChoice, Quantize, choose_models
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
+from specdec_cli.errors import SpecdecError
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import (
     Arm,
@@ -278,4 +279,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SpecdecError as error:
+        sys.exit(f"sources.py: {error}")

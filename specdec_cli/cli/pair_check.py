@@ -80,7 +80,7 @@ def pair_check(
         if choice.model is None and choice.spec.own_layers is None:
             raise UsageError(
                 f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
-                "or early-exit:N"
+                "or early-exit:N (specdec bench measures this one)"
             )
         if choice.model is None and not probe:
             raise UsageError(

@@ -35,7 +35,7 @@ from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory
 from specdec_cli.runtime.dummy import dummy_model
 from specdec_cli.runtime.fused import join, pack
 from specdec_cli.runtime.gguf_bits import describe_bits, keeps_bits, kept_bytes, load_gguf
-from specdec_cli.runtime.quantize import quantize, step_seconds, weight_bytes
+from specdec_cli.runtime.quantize import AS_FAST, quantize, step_seconds, weight_bytes
 from specdec_cli.runtime.quantized_linear import QuantizedLinear
 from specdec_cli.runtime.sources import Report, gguf_file, locate, report_errors_only
 from specdec_cli.settings import AUTO, FREQUENT, KEEP, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
@@ -96,7 +96,7 @@ def step_bytes(model: PreTrainedModel) -> int:
 
 
 def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
-    """Load a target or a draft; see `_load`. Of a GGUF file `auto` also tries its own bits."""
+    """Load a target or a draft; see `_load`. Of a GGUF file `auto` also tries its own bits, which it prefers."""
     device = choose_device(settings.device, "--device" if role == "target" else "--draft-device")
     kept = replace(settings, quantize=KEEP)
     if role == "target" or settings.quantize != AUTO or own_bits(kept, device) is None:
@@ -106,9 +106,9 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         return _load(settings, role, report)
     rounded = _load(settings, role, report)
     seconds = step_seconds({KEEP: lambda: _step(own.model), rounded.quantize: lambda: _step(rounded.model)})
-    best = own if seconds[KEEP] < seconds[rounded.quantize] else rounded
+    best = own if seconds[KEEP] <= AS_FAST * seconds[rounded.quantize] else rounded
     times = ", ".join(f"{how} {value * 1000:.1f}" for how, value in seconds.items())
-    return replace(best, notes=(*best.notes, f"{role} {best.quantize}: the faster one (ms a step: {times})"))
+    return replace(best, notes=(*best.notes, f"{role} {best.quantize}, as fast as any here (ms a step: {times})"))
 
 
 def _load(settings: ModelSettings, role: str, report: Report) -> Checkpoint:
