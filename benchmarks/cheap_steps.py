@@ -47,11 +47,11 @@ from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.errors import SpecdecError
 from specdec_cli.measurement.hardware import cpu_name, environment
 from specdec_cli.prompts import builtin_prompts
-from specdec_cli.runtime.compatibility import compare_vocabularies, id_to_token, require_same_vocabulary
-from specdec_cli.runtime.kv_cache import TransformersModel
-from specdec_cli.runtime.loading import Checkpoint, load_checkpoint
-from specdec_cli.runtime.pair import Pair, load_pair
-from specdec_cli.runtime.quantized_linear import Int4Linear, Int8Linear
+from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.layers.quantized_linear import Int4Linear, Int8Linear
+from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.pairs.pair import Pair, load_pair
+from specdec_cli.runtime.pairs.vocabularies import compare_vocabularies, id_to_token, require_same_vocabulary
 from specdec_cli.settings import NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)

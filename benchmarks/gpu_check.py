@@ -36,12 +36,13 @@ from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.measurement.benchmark import Arm, Contest, LoopArm, Session, benchmark, warm_up
 from specdec_cli.measurement.hardware import copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.summary import results
+from specdec_cli.runtime.checkpoints.dummy import dummy_model
+from specdec_cli.runtime.checkpoints.loading import step_bytes
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.dummy import dummy_model
-from specdec_cli.runtime.graphs import CudaRecorder, Graphs, Recorder, stopped_while_recording
-from specdec_cli.runtime.loading import step_bytes
-from specdec_cli.runtime.pair import load_pair
-from specdec_cli.runtime.static_model import StaticModel
+from specdec_cli.runtime.models.cuda_graphs import CudaRecorder
+from specdec_cli.runtime.models.graphs import Graphs, Recorder, stopped_while_recording
+from specdec_cli.runtime.models.static_model import StaticModel
+from specdec_cli.runtime.pairs.pair import load_pair
 from specdec_cli.settings import NO_DRAFT, ModelSettings, SamplingSettings
 
 # Llama 3's shapes: 8B, and 1B of the same vocabulary.

@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
-from specdec_cli.runtime.cache_layers import buffered_cache
+from specdec_cli.runtime.caches.buffered import buffered_cache
+from specdec_cli.runtime.checkpoints.dummy import dummy_model
+from specdec_cli.runtime.checkpoints.loading import load_checkpoint
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.dummy import dummy_model
-from specdec_cli.runtime.loading import load_checkpoint
 from specdec_cli.settings import ModelSettings
 
 SMOLLM2 = {

@@ -21,9 +21,9 @@ from rich.table import Table
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.draft_model import DraftModel
-from specdec_cli.runtime.cache_layers import buffered_cache
+from specdec_cli.runtime.caches.buffered import buffered_cache
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.pairs.pair import Pair, load_pair
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n"

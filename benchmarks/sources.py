@@ -55,8 +55,8 @@ from specdec_cli.prompts import Prompt, load_prompts
 from specdec_cli.ranges import parse_range
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.pair import Pair, conversation, load_pairs
-from specdec_cli.runtime.peers import transformers_generate
+from specdec_cli.runtime.pairs.pair import Pair, conversation, load_pairs
+from specdec_cli.runtime.pairs.peers import transformers_generate
 from specdec_cli.settings import AUTO, NO_DRAFT, KChoice, ModelSettings, SamplingSettings
 
 GREEDY = SamplingSettings(temperature=0.0)

@@ -34,7 +34,7 @@ from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.pair import Pair, load_pair
+from specdec_cli.runtime.pairs.pair import Pair, load_pair
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 PROMPTS = (

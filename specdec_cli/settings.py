@@ -59,8 +59,8 @@ class ModelSettings:
             be computed with, else "none"; "auto", for a draft, is what steps fastest.
         vocab: of a draft, the tokens that its head computes: "none" all, a number so many of the most frequent, "auto"
             some of them where a head is much of a step, else a file of text that holds them.
-        fuse: compute the same in fewer and cheaper calls where the model is known (`specdec_cli.runtime.fused`); False
-            leaves it as transformers made it, to compare with.
+        fuse: compute the same in fewer and cheaper calls where the model is known (`runtime.layers.joined`, `packed`);
+            False leaves it as transformers made it, to compare with.
         graphs: "auto" records rounds as CUDA graphs where that is possible, "off" never.
         compile: passes over few tokens go through torch.compile.
     """

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+
+from running import ROOT, Specdec
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
@@ -19,10 +16,9 @@ import torch
 from transformers.utils import logging
 
 from specdec_cli.__main__ import main
-from specdec_cli.runtime.pair import Pair
-from specdec_cli.runtime.sources import gguf_as_folder
+from specdec_cli.runtime.checkpoints.sources import gguf_as_folder
+from specdec_cli.runtime.pairs.pair import Pair
 
-ROOT = Path(__file__).resolve().parents[1]
 logging.disable_progress_bar()
 # Models this small gain nothing by a second thread, and lose a lot by it where another process wants the core.
 torch.set_num_threads(1)
@@ -68,22 +64,6 @@ def real_pair() -> tuple[str, str]:
     (target,) = Path(home).glob("*1.5b*.gguf")
     (draft,) = Path(home).glob("*0.5b*.gguf")
     return str(target), str(draft)
-
-
-@contextmanager
-def benchmark_script(name: str) -> Iterator[ModuleType]:
-    """benchmarks/NAME.py as a module, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
-
-
-Specdec = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

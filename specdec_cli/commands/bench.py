@@ -33,8 +33,9 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
 from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
+from specdec_cli.runtime.checkpoints.sources import EMBEDDED, Report
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import (
+from specdec_cli.runtime.pairs.pair import (
     Pair,
     conversation,
     describe,
@@ -44,8 +45,7 @@ from specdec_cli.runtime.pair import (
     recorded,
     without_recording,
 )
-from specdec_cli.runtime.peers import transformers_generate
-from specdec_cli.runtime.sources import EMBEDDED, Report
+from specdec_cli.runtime.pairs.peers import transformers_generate
 from specdec_cli.settings import NO_DRAFT, BenchSettings, KChoice, ModelSettings, SamplingSettings
 
 PLAIN_WIDTH = 100  # of tables in a file

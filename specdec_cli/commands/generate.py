@@ -26,7 +26,7 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
-from specdec_cli.runtime.pair import (
+from specdec_cli.runtime.pairs.pair import (
     Pair,
     conversation,
     describe,

@@ -33,15 +33,15 @@ from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_pro
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
-from specdec_cli.runtime.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
+from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_checkpoint
+from specdec_cli.runtime.checkpoints.loading import Checkpoint
+from specdec_cli.runtime.checkpoints.sources import Report
 from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
-from specdec_cli.runtime.elsewhere import elsewhere
-from specdec_cli.runtime.inspection import Inspection, inspect_checkpoint
-from specdec_cli.runtime.loading import Checkpoint
-from specdec_cli.runtime.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
-from specdec_cli.runtime.resources import cost, default_context, memory
-from specdec_cli.runtime.sources import Report
-from specdec_cli.runtime.text import is_chat_tokenizer
+from specdec_cli.runtime.pairs.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
+from specdec_cli.runtime.pairs.elsewhere import elsewhere
+from specdec_cli.runtime.pairs.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
+from specdec_cli.runtime.pairs.resources import cost, default_context, memory
+from specdec_cli.runtime.pairs.text import is_chat_tokenizer
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
 BUILT_IN_PROMPTS = 5

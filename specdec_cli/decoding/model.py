@@ -49,7 +49,7 @@ class ChainModel(Protocol):
 
 
 class CachedModel(ChainModel, Protocol):
-    """One that also reads trees, as targets do. Implemented by `specdec_cli.runtime.kv_cache`."""
+    """One that also reads trees, as targets do. Implemented by `specdec_cli.runtime.models.transformers_model`."""
 
     def require_trees(self, asked_by: str) -> None:
         """Call it before the first tree, on an empty cache; leaves it empty.
@@ -77,7 +77,7 @@ class CachedModel(ChainModel, Protocol):
 
 
 class Repeater(Protocol):
-    """Records what a round does with a model, and repeats it as one launch. Implemented by `runtime.graphs`."""
+    """Records what a round does with a model, and repeats it as one launch. Implemented by `runtime.models.graphs`."""
 
     def repeat(
         self,
@@ -99,6 +99,10 @@ class Repeater(Protocol):
         Returns:
             the results, overwritten when the same key is repeated.
         """
+        ...
+
+    def tell(self, note: str) -> None:
+        """Report something that runs without recordings, once."""
         ...
 
 

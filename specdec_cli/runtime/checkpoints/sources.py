@@ -1,0 +1,213 @@
+"""Where a checkpoint lies: a folder, a hub id, or a GGUF file that is converted once and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.runtime.devices import out_of_memory
+
+# Part of the cache's key: raise it when what is written changes.
+CONVERSION_VERSION = 1
+# The pair that ships inside the package.
+EMBEDDED = {f"demo:{role}": Path(__file__).parents[2] / "demo" / role for role in ("target", "draft")}
+Report = Callable[[str], None]
+
+
+def report_errors_only() -> None:
+    """No bars and no warnings of transformers', nor the hub's line for each retry: an error says it all once."""
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    hub.set_verbosity_error()
+
+
+def locate(source: str, option: str, report: Report, weights: bool = True) -> str:
+    """A folder that from_pretrained can read, or a hub id.
+
+    Args:
+        source: what the user gave.
+        option: the option it came from, for messages.
+        report: told in a line what takes long.
+        weights: whether they will be read; without them a GGUF file need not be converted.
+
+    Raises:
+        UsageError: there is no such folder or file, or it holds no checkpoint.
+    """
+    if source in EMBEDDED:
+        return str(EMBEDDED[source])
+    path = Path(source).expanduser()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise UsageError(f"{option} {source} is a file but no .gguf: give the checkpoint's folder")
+        return str(gguf_as_folder(path, option, report, weights))
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return str(path)
+        gguf_files = sorted(path.glob("*.gguf"))
+        if len(gguf_files) == 1:
+            return str(gguf_as_folder(gguf_files[0], option, report, weights))
+        what = f"{len(gguf_files)} .gguf files: name one of them" if gguf_files else "no config.json"
+        raise UsageError(f"{option} {source} is a folder with {what}")
+    looks_like_a_path = source.startswith((".", "/", "~")) or source.endswith(".gguf") or source.count("/") > 1
+    if looks_like_a_path or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+        raise UsageError(f"{option} {source} does not exist: give a folder, a .gguf file or a hub id")
+    return source
+
+
+def gguf_file(source: str) -> Path | None:
+    """The .gguf file that `locate` would take for this source; None where that is something else."""
+    path = Path(source).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
+    return path if path.is_file() and path.suffix.lower() == ".gguf" else None
+
+
+def is_converted(path: Path) -> bool:
+    """Whether a GGUF file was converted before, so that its dequantised weights cost no minute and no disk."""
+    return (_converted_folder(path) / "config.json").is_file()
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for specdec: SPECDEC_CACHE, else the platform's usual place."""
+    chosen = os.environ.get("SPECDEC_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    if sys.platform == "darwin" and not base:
+        return Path.home() / "Library" / "Caches" / "specdec"
+    return Path(base) / "specdec" if base else Path.home() / ".cache" / "specdec"
+
+
+def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True) -> Path:
+    """The file as an ordinary checkpoint in bfloat16, converted at its first use.
+
+    The cache's key is the file's content, so a renamed or moved file is recognised and a changed one is not mistaken.
+
+    Args:
+        weights: False is content with a folder of configuration and tokenizer, which takes seconds to make.
+
+    Raises:
+        UsageError: it is not a GGUF file.
+        SpecdecError: the gguf package is missing, or transformers cannot read this file.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise UsageError(f"{option} {path} is not a GGUF file (its first bytes are wrong): download it again")
+    with _writable_cache():
+        folder = _converted_folder(path)
+    if (folder / "config.json").is_file():
+        return folder
+    if weights:
+        report(f"converting {path.name} to safetensors, once (kept in {folder})")
+    else:
+        folder = folder.with_name(f"{folder.name}-metadata")
+        if (folder / "config.json").is_file():
+            return folder
+        report(f"reading the metadata of {path.name}, once (kept in {folder})")
+    with _writable_cache():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+    try:
+        with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
+            (_convert if weights else _convert_metadata)(path, unfinished)
+        os.replace(unfinished, folder)
+    except ImportError as error:
+        raise SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'") from error
+    except (ValueError, LookupError, RuntimeError, OSError, SafetensorError, struct.error) as error:
+        if (folder / "config.json").is_file():  # another process was faster
+            return folder
+        reason = " ".join(str(error).split())[:200]
+        if "No space left" in reason:
+            raise SpecdecError(
+                f"{option} {path.name} cannot be converted ({reason}): free some, or set SPECDEC_CACHE to another disk"
+            ) from error
+        raise SpecdecError(
+            f"{option} {path.name} cannot be read ({reason}): download it again, or use the model's safetensors"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _converted_folder(path: Path) -> Path:
+    return cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
+
+
+@contextmanager
+def _writable_cache() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SpecdecError(
+            f"the cache folder {cache_folder()} cannot be written ({error.strerror}): set SPECDEC_CACHE to another"
+        ) from error
+
+
+def _convert(path: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+    logging.set_verbosity_error()
+    # transformers' own bar counts the tensors as they are dequantised.
+    (logging.enable_progress_bar if sys.stderr.isatty() else logging.disable_progress_bar)()
+    dense = GgufConfig(dequantize=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.bfloat16, quantization_config=dense, **where
+        )
+    finally:
+        logging.disable_progress_bar()
+    # The end token is the tokenizer's business in GGUF; transformers looks for it in the generation config.
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _convert_metadata(path: Path, folder: Path) -> None:
+    """What `_convert` writes, without the weights."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    config = AutoConfig.from_pretrained(path.parent, **where)
+    config.dtype = torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+    GenerationConfig(**ends).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config.save_pretrained(folder)
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 of the file; remembered by place, size and time of change, since large files take seconds."""
+    status = path.stat()
+    identity = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    remembered = cache_folder() / "gguf" / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
+    if remembered.is_file():
+        return remembered.read_text(encoding="ascii")
+    with path.open("rb") as file:
+        content_hash = hashlib.file_digest(file, "sha256").hexdigest()
+    remembered.parent.mkdir(parents=True, exist_ok=True)
+    partial = remembered.with_suffix(f".{os.getpid()}")
+    partial.write_text(content_hash, encoding="ascii")
+    os.replace(partial, remembered)
+    return content_hash

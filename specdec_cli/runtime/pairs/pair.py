@@ -1,0 +1,249 @@
+"""A target and, beside it, a draft that speaks its ids: loaded, compared and ready for the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from specdec_cli.drafters.base import DrafterParts
+from specdec_cli.drafters.spec import DraftSpec
+from specdec_cli.errors import OutOfMemoryError, UsageError
+from specdec_cli.prompts import Prompt
+from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.checkpoints.sources import Report, gguf_file, is_converted
+from specdec_cli.runtime.models.early_exit import EarlyExitModel
+from specdec_cli.runtime.models.for_loop import model_for_loop
+from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
+from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer
+from specdec_cli.runtime.pairs.vocabularies import (
+    VocabularyComparison,
+    compare_vocabularies,
+    describe_differences,
+    id_to_token,
+    require_same_vocabulary,
+)
+from specdec_cli.settings import KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a command needs of the models.
+
+    Attributes:
+        target: for the loop.
+        draft: likewise, with the ids of the target; None where the drafter is no model.
+        checkpoint: the target's, which also owns the tokenizer that prompts and output go through.
+        notes: what was decided or found while loading, a line each.
+    """
+
+    target: TransformersModel
+    draft: TransformersModel | None
+    checkpoint: Checkpoint
+    draft_checkpoint: Checkpoint | None
+    notes: tuple[str, ...]
+
+    @property
+    def models(self) -> tuple[TransformersModel, ...]:
+        """One or both."""
+        return (self.target,) if self.draft is None else (self.target, self.draft)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where the models compute."""
+        return tuple(model.device for model in self.models)
+
+    def drafter_parts(self, sampling: SamplingSettings, draft_stop: float) -> DrafterParts:
+        """What drafters are made of here."""
+        for graphs in recordings(self.models)[:1]:
+            graphs.expect(sampling, draft_stop)
+        return DrafterParts(self.target, self.draft, sampling, self.early_exit, draft_stop)
+
+    def early_exit(self, num_layers: int) -> EarlyExitModel:
+        """The target's first layers as a draft; raises UsageError or IncompatiblePairError where that cannot be."""
+        for graphs in recordings([self.target]):
+            graphs.tell("no CUDA graphs for drafts with --draft early-exit; the target's rounds have theirs")
+        return EarlyExitModel(self.target, num_layers)
+
+    def facts_for_other_tools(self) -> dict[str, Any]:
+        """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
+        facts: dict[str, Any] = {}
+        for role, checkpoint in (("target", self.checkpoint), ("draft", self.draft_checkpoint)):
+            if checkpoint is None:
+                continue
+            tokenizer = checkpoint.tokenizer
+            facts |= {
+                f"{role}_vocab_size": checkpoint.model.config.get_text_config(decoder=True).vocab_size,
+                f"{role}_tokenizer_size": tokenizer.vocab_size,
+                f"{role}_bos_id": tokenizer.bos_token_id,
+                f"{role}_eos_id": tokenizer.eos_token_id,
+                f"{role}_is_gguf": checkpoint.name.endswith(".gguf"),
+            }
+        if self.draft_checkpoint is None:
+            return facts
+        ours, theirs = (id_to_token(c.tokenizer, c.num_rows) for c in (self.checkpoint, self.draft_checkpoint))
+        both = ours.keys() & theirs.keys()
+        return {**facts, "tokens_differing_from_id_5": sum(i >= 5 and ours[i] != theirs[i] for i in both)}
+
+    def text_stream(self) -> TextStream:
+        """A fresh detokenizer."""
+        return TextStream(self.checkpoint.tokenizer)
+
+    def special_ids(self, texts: Sequence[str]) -> frozenset[int]:
+        """Ids of those texts that are a special token, which decoded text never shows."""
+        tokenizer = self.checkpoint.tokenizer
+        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        return frozenset(special[text] for text in texts if text in special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer."""
+        stream = self.text_stream()
+        return "".join([*map(stream.push, token_ids), stream.flush()])
+
+    def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
+        """Ids of a conversation that the model is to continue.
+
+        Args:
+            messages: the last one is the user's.
+            raw: send its text as it is, without a chat template.
+            room: tokens that must fit behind it.
+
+        Raises:
+            UsageError: the prompt needs a template and there is none, is empty, or is longer than the context.
+        """
+        tokenizer = self.checkpoint.tokenizer
+        if is_chat_tokenizer(tokenizer) and not raw:
+            ids = encode_chat(tokenizer, list(messages))
+        else:
+            if any(m["role"] == "system" for m in messages):
+                why = "--raw is given" if raw else "the target has no chat template"
+                raise UsageError(f"a system message needs a chat template, and {why}: leave the system message out")
+            ids = encode_text(tokenizer, "\n".join(m["content"] for m in messages))
+        if not ids:
+            raise UsageError("the prompt has no tokens: give some text")
+        strange = next((i for i in ids if i >= self.checkpoint.num_rows), None)
+        if strange is not None:
+            token = tokenizer.convert_ids_to_tokens(strange)
+            raise UsageError(f"the prompt holds {token!r}, which this target has no embedding for: leave it out")
+        if len(ids) >= self.target.max_length:
+            raise UsageError(
+                f"the prompt has {len(ids):,} tokens, the target's context only {self.target.max_length:,}: shorten it"
+            )
+        if len(ids) + room > self.target.max_length:
+            raise UsageError(
+                f"a prompt of {len(ids):,} tokens leaves no room for {room:,} more in the target's context of "
+                f"{self.target.max_length:,}: lower --max-new-tokens"
+            )
+        return ids
+
+
+def load_pair(target: ModelSettings, draft: ModelSettings | None, report: Report) -> Pair:
+    """A target and one draft; see `load_pairs`."""
+    (pair,) = load_pairs(target, [draft], report)
+    return pair
+
+
+def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], report: Report) -> list[Pair]:
+    """Load all, compare vocabularies id by id, and check that caches can be rolled back. The target is loaded once.
+
+    Args:
+        target: the model whose distribution is sampled from.
+        drafts: the models that guess; None where guesses come from elsewhere.
+        report: told in a line what takes long.
+
+    Returns:
+        one pair a draft, all with the same target, whose notes stand in the first; a draft that is wanted twice (alone,
+        and behind another source) is loaded once, and its notes stand once.
+
+    Raises:
+        IncompatiblePairError: an id means two things, or a cache cannot be cut back.
+        SpecdecError: one of them cannot be loaded.
+    """
+    big = load_checkpoint(target, "target", report)
+    ours = id_to_token(big.tokenizer, big.num_rows)
+    cached, more = _with_cache(big, compare_vocabularies(ours, ours), "target", target, report)
+    about_target = (*big.notes, *more)
+    pairs: list[Pair] = []
+    for i, draft in enumerate(drafts):
+        if draft is not None and draft in drafts[:i]:
+            pairs.append(replace(pairs[drafts.index(draft)], notes=()))
+            continue
+        notes = () if pairs else about_target
+        if draft is None:
+            pairs.append(Pair(cached, None, big, None, notes))
+            continue
+        small = load_checkpoint(draft, "draft", report)
+        comparison = compare_vocabularies(ours, id_to_token(small.tokenizer, small.num_rows))
+        require_same_vocabulary(comparison)
+        notes = (*notes, *small.notes, *describe_differences(big.tokenizer, small.tokenizer, comparison))
+        model, more = _with_cache(small, comparison, "draft", draft, report)
+        pairs.append(Pair(cached, model, big, small, (*notes, *more)))
+    return pairs
+
+
+def load_unquantised(settings: ModelSettings, pair: Pair, report: Report) -> TransformersModel | None:
+    """The target as it would be without its quantisation, to compare it with; None where it has none.
+
+    None too, with the reason told, where it does not fit beside the other, or is a GGUF file that was never converted
+    to 16 bits: that takes a minute and twice or more its size on disk, which nobody asked for.
+    """
+    if pair.checkpoint.quantize == NOT_QUANTIZED or settings.dummy_weights:
+        return None
+    file = gguf_file(settings.source)
+    if pair.checkpoint.quantize == KEEP and file is not None and not is_converted(file):
+        report("the target in its file's own bits is not compared with 16 bits: run it with --quantize none once first")
+        return None
+    report("comparing the quantised target with itself")
+    try:
+        return load_pair(replace(settings, quantize=NOT_QUANTIZED), None, report).target
+    except OutOfMemoryError as error:
+        report(f"no comparison: {error}")
+        return None
+
+
+def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, object]:
+    """What was asked for and what it came to: device, number type, bits, head, the head's share of a step's bytes."""
+    return {
+        **asdict(settings),
+        "device": str(checkpoint.device),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "quantize": checkpoint.quantize,
+        "vocab": settings.vocab if checkpoint.head_rows < checkpoint.num_rows else WHOLE_VOCAB,
+        "head_rows": checkpoint.head_rows,
+        "head_share": checkpoint.head_bytes / checkpoint.step_bytes,
+    }
+
+
+def describe_draft(spec: DraftSpec, settings: ModelSettings | None, pair: Pair) -> dict[str, object]:
+    """The same for a --draft, under the name that the user gave it where it is not just a model."""
+    if settings is None or pair.draft_checkpoint is None:
+        return {"source": spec.name}
+    return describe(settings, pair.draft_checkpoint) | ({} if spec.is_model else {"name": spec.name})
+
+
+def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
+    """The messages before a prompt's first turn."""
+    opening = [{"role": "system", "content": system}] if system else []
+    return [*opening, *(dict(m) for m in prompt.history)]
+
+
+def without_recording(clock: Callable[[], float], pairs: Sequence[Pair]) -> Callable[[], float]:
+    """The clock, standing while rounds of these models are recorded."""
+    return stopped_while_recording(clock, [model for pair in pairs for model in pair.models])
+
+
+def recorded(pairs: Sequence[Pair]) -> str:
+    """What recording took, in a line; empty where nothing was recorded."""
+    found = recordings([model for pair in pairs for model in pair.models])
+    number, seconds = sum(map(len, found)), sum(graphs.record_s for graphs in found)
+    return f"{number} CUDA graphs recorded in {seconds:.1f} s, which no time above includes" if number else ""
+
+
+def _with_cache(
+    checkpoint: Checkpoint, comparison: VocabularyComparison, role: str, settings: ModelSettings, report: Report
+) -> tuple[TransformersModel, tuple[str, ...]]:
+    blocked = comparison.target_blocked if role == "target" else comparison.draft_blocked
+    return model_for_loop(checkpoint.model, comparison.vocab_size, blocked, role, settings, report)

@@ -1,0 +1,228 @@
+"""Does the pair fit here, and what does it promise: arithmetic on sizes, before anything is loaded.
+
+Decoding one token streams every weight once, so on most devices a step costs what its bytes cost, and the expected c is
+the quotient of the bytes. That is a prediction; `--probe` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from accelerate.utils import get_max_memory
+
+from specdec_cli.runtime.checkpoints.inspection import Inspection, effective_context
+from specdec_cli.runtime.checkpoints.loading import HEADROOM
+from specdec_cli.runtime.devices import free_memory
+from specdec_cli.runtime.pairs.checks import Check
+from specdec_cli.theory import best_num_draft_tokens, break_even_alpha, speedup
+
+DEFAULT_CONTEXT = 4096
+HOST = torch.device("cpu")
+ALPHAS = (0.6, 0.7, 0.8, 0.9)
+MAX_K = 16
+Free = Mapping[torch.device, int]
+# Below this at alpha .8, the gain is within what texts and machines differ by.
+WORTH_TRYING = 1.1
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one device has to hold, and has.
+
+    Attributes:
+        device: its name.
+        needed_bytes: weights with some headroom for what is computed beside them, and caches at the context.
+        free_bytes: as torch or the system tells it.
+    """
+
+    device: str
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.needed_bytes <= self.free_bytes
+
+
+def default_context(sides: Sequence[Inspection]) -> int:
+    """What memory is counted for where the user did not say: a long chat, or all the positions there are."""
+    return min(DEFAULT_CONTEXT, effective_context(sides))
+
+
+def needs(sides: Sequence[Inspection], context: int, free: Free) -> list[Need]:
+    """Each device's need for these models at a context.
+
+    Args:
+        free: bytes that each of the devices has.
+    """
+    found = []
+    for device in dict.fromkeys(side.device for side in sides):
+        here = [side for side in sides if side.device == device and side.weights is not None]
+        weights = sum(side.weights.bytes for side in here if side.weights is not None)
+        caches = sum(side.kv_bytes(context) or 0 for side in here)
+        found.append(Need(str(device), round(weights * HEADROOM) + caches, free[device]))
+    return found
+
+
+def largest_context(sides: Sequence[Inspection], free: Free) -> int:
+    """The longest context at which all fits; 0 where the weights alone do not."""
+    low, high = 0, effective_context(sides)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fit(sides, middle, free):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _fit(sides: Sequence[Inspection], context: int, free: Free) -> bool:
+    return all(need.fits for need in needs(sides, context, free))
+
+
+def memory(sides: Sequence[Inspection], context: int) -> tuple[Check, dict[str, Any] | None]:
+    """The check and its record; None without sizes.
+
+    Args:
+        sides: the target and, where there is one, its draft.
+    """
+    if any(side.weights is None for side in sides):
+        return Check("memory", "ok", "nothing to count: see architecture"), None
+    target = sides[0]
+    free = {device: free_memory(device) for device in (*(side.device for side in sides), HOST)}
+    found = needs(sides, context, free)
+    fits = all(need.fits for need in found)
+    longest = largest_context(sides, free)
+    record = {
+        "context": context,
+        "fits": fits,
+        "largest_context": longest,
+        "devices": [
+            {"device": n.device, "needed_bytes": n.needed_bytes, "free_bytes": n.free_bytes, "fits": n.fits}
+            for n in found
+        ],
+        "target": _sizes(target, context),
+        "draft": _sizes(sides[1], context) if sides[1:] else None,
+    }
+    parts = [f"{side.role} {_weights_and_cache(side, context)}" for side in sides]
+    shares = ", ".join(f"{_gigabytes(n.needed_bytes)} of {_gigabytes(n.free_bytes)} free on {n.device}" for n in found)
+    detail = f"{'; '.join(parts)}; with headroom {shares}, at {context:,} tokens"
+    if fits:
+        return Check("memory", "ok", detail), record
+    if longest > 0:
+        return Check("memory", "warn", f"{detail}: too much", f"stay within --context {longest}, which fits"), record
+    if spread := _spread(target, context, free):
+        remedy = "let accelerate spread the target (it will), which is slower; or choose a larger device"
+        return Check("memory", "warn", f"{detail}: too much for one device; {spread}", remedy), record
+    return Check("memory", "fail", f"{detail}: too much", _what_fits(sides, context, free)), record
+
+
+def _spread(target: Inspection, context: int, free: Free) -> str:
+    """A target too large for its GPU is spread by accelerate, if all devices together can hold it."""
+    if target.device.type != "cuda" or target.weights is None or _fit([target], context, free):
+        return ""
+    everywhere = sum(get_max_memory().values())
+    if needs([target], context, free)[0].needed_bytes > everywhere:
+        return ""
+    return f"all devices and the host have {_gigabytes(everywhere)} together"
+
+
+def _what_fits(sides: Sequence[Inspection], context: int, free: Free) -> str:
+    """Changes that would make it fit, by the same arithmetic."""
+    options = []
+    target, *drafts = sides
+    if _fit([_in_16_bits(side) for side in sides], context, free):
+        options.append("--dtype bfloat16 fits")
+    if any(d.device != HOST for d in drafts) and _fit(
+        [target, *(replace(d, device=HOST) for d in drafts)], context, free
+    ):
+        options.append("--draft-device cpu fits")
+    if drafts and _fit([target], context, free):
+        options.append("a smaller --draft may fit: the target does")
+    return "; ".join(options) or "choose a smaller --target or a larger --device"
+
+
+def _in_16_bits(side: Inspection) -> Inspection:
+    return side if side.weights is None else replace(side, weights=replace(side.weights, dtype=torch.bfloat16))
+
+
+def _sizes(side: Inspection, context: int) -> dict[str, Any]:
+    assert side.weights is not None
+    weights = side.weights
+    return {
+        "device": str(side.device),
+        "dtype": _dtype(side),
+        "dtype_reason": weights.reason,
+        "parameters": weights.parameters,
+        "weights_bytes": weights.bytes,
+        "stored_bytes": weights.stored_bytes,
+        "stored_bytes_from": weights.stored_in,
+        "kv_bytes": side.kv_bytes(context),
+        "kv_bytes_per_token": side.kv_bytes(1),
+    }
+
+
+def _weights_and_cache(side: Inspection, context: int) -> str:
+    assert side.weights is not None
+    kv = side.kv_bytes(context)
+    cache = "a cache of unknown size" if kv is None else f"{_gigabytes(kv)} of cache"
+    bits = " and quantised layers" if side.weights.rounded else ""
+    return f"{_gigabytes(side.weights.bytes)} in {_dtype(side)}{bits} + {cache}"
+
+
+def cost(target: Inspection, draft: Inspection) -> tuple[Check, dict[str, Any] | None]:
+    """Expected c by bytes, and what the closed form makes of it."""
+    if target.weights is None or draft.weights is None:
+        return Check("cost", "ok", "nothing to count: see architecture"), None
+    ours, theirs = target.weights, draft.weights
+    c = theirs.step_bytes / ours.step_bytes
+    best = []
+    for alpha in ALPHAS:
+        k = best_num_draft_tokens(alpha, c, range(1, MAX_K + 1))
+        best.append({"alpha": alpha, "k": k, "speedup": speedup(alpha, k, c)})
+    record = {
+        "c_by_bytes": c,
+        "break_even_alpha": break_even_alpha(1, c),
+        "best": best,
+        **{
+            side.role: {
+                "parameters": side.weights.parameters,
+                "step_bytes": side.weights.step_bytes,
+                "caveat": side.weights.caveat,
+            }
+            for side in (target, draft)
+            if side.weights is not None
+        },
+    }
+    detail = (
+        f"{_count(ours.parameters)} and {_count(theirs.parameters)} parameters; a step reads "
+        f"{_gigabytes(ours.step_bytes)} and {_gigabytes(theirs.step_bytes)}, so c is about {c:.2f}"
+    )
+    caveats = [f"{s.role}: {s.weights.caveat}" for s in (target, draft) if s.weights is not None and s.weights.caveat]
+    detail = "; ".join([detail, *caveats])
+    pays = break_even_alpha(1, c)
+    if pays is None:
+        return Check("cost", "warn", f"{detail}: no alpha can pay for that", "choose a smaller --draft"), record
+    promise = ", ".join(f"{b['speedup']:.2f}x at alpha {b['alpha']:g} (K {b['k']})" for b in best)
+    detail = f"{detail}; pays above alpha {pays:.2f}; closed form: {promise}"
+    at_point_eight = next(b["speedup"] for b in best if b["alpha"] == 0.8)
+    if at_point_eight < WORTH_TRYING:
+        return Check("cost", "warn", detail, "choose a smaller --draft"), record
+    return Check("cost", "ok", detail), record
+
+
+def _dtype(side: Inspection) -> str:
+    assert side.weights is not None
+    return str(side.weights.dtype).removeprefix("torch.")
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"

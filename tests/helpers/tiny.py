@@ -1,0 +1,173 @@
+"""Tiny random checkpoints, made in milliseconds, that go through the real loading code, and how tests load them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from specdec_cli.errors import SpecdecError
+from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.pairs.pair import Pair, load_pair
+from specdec_cli.settings import ModelSettings
+
+END = "<|end|>"
+BYTES = 256
+VOCAB_SIZE = BYTES + 1  # the bytes, and the end token
+WINDOW = 12  # of the sliding-window families
+
+# Families whose cache can be rolled back, and those that must be refused.
+ROLLABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
+RECURRENT = ("mamba", "qwen3_next")
+
+ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))  # how a byte-level tokenizer writes the bytes
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+
+
+def byte_tokenizer(extra: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0 to 255), the end token (256), then `extra` added tokens."""
+    return tokenizer_of({c: i for i, c in enumerate(ALPHABET)}, extra, chat_template)
+
+
+def tokenizer_of(
+    token_to_id: dict[str, int], extra: tuple[str, ...] = (), chat_template: str | None = None
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer without merges: the ids given, the end token where it has none, then `extra`."""
+    tokenizer = Tokenizer(models.BPE(vocab=token_to_id, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_tokens([AddedToken(t, special=False) for t in extra])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    fast.chat_template = chat_template
+    return fast
+
+
+def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTrainedConfig:
+    """A configuration of two small layers. Weights are drawn wide, so that logits differ by whole units."""
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "bos_token_id": BYTES,
+        "eos_token_id": BYTES,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,  # a tied random model repeats its last token
+    }
+    sliding: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+    old = {k: v for k, v in common.items() if k not in ("num_key_value_heads", "head_dim", "intermediate_size")}
+    makers: dict[str, Any] = {
+        "llama": lambda o: LlamaConfig(**common | o),
+        "qwen2": lambda o: Qwen2Config(**{k: v for k, v in common.items() if k != "head_dim"} | o),
+        "qwen3": lambda o: Qwen3Config(**common | o),
+        "mistral": lambda o: MistralConfig(**common | {"sliding_window": WINDOW} | o),
+        "gemma2": lambda o: Gemma2Config(**common | sliding | {"query_pre_attn_scalar": 16} | o),
+        "gemma3": lambda o: Gemma3TextConfig(**common | sliding | {"query_pre_attn_scalar": 16} | o),
+        "gpt2": lambda o: GPT2Config(**old | o),
+        "gpt_neox": lambda o: GPTNeoXConfig(**old | {"intermediate_size": 64} | o),
+        "mamba": lambda o: MambaConfig(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=8, **o),
+        "qwen3_next": lambda o: Qwen3NextConfig(
+            **common
+            | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1}
+            | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+            | {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
+            | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+            | o
+        ),
+        "lfm2": lambda o: Lfm2Config(**common | {"full_attn_idxs": [1]} | o),
+    }
+    made: PreTrainedConfig = makers[family](overrides)
+    return made
+
+
+def model(family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random float32 model in evaluation mode; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config(family, vocab_size, **overrides))
+    return made.eval()
+
+
+def save(
+    folder: Path,
+    made: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    end_ids: int | list[int] = BYTES,
+) -> Path:
+    """A checkpoint folder as the hub has them."""
+    made = model() if made is None else made
+    made.generation_config = GenerationConfig(eos_token_id=end_ids, pad_token_id=BYTES)
+    made.save_pretrained(folder)
+    (byte_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
+    return folder
+
+
+def settings(source: str | Path, **more: Any) -> ModelSettings:
+    """How tests load a model: in float32 on the CPU, unless `more` says otherwise."""
+    return ModelSettings(str(source), **{"device": "cpu", "dtype": "float32", **more})
+
+
+def load(source: str | Path, role: str = "target", **more: Any) -> Checkpoint:
+    """Load one checkpoint silently."""
+    return load_checkpoint(settings(source, **more), role, lambda _: None)
+
+
+def pair(target: str | Path, draft: str | Path | None, **more: Any) -> Pair:
+    """Load two checkpoints silently and compare them."""
+    return load_pair(settings(target, **more), None if draft is None else settings(draft, **more), lambda _: None)
+
+
+def one_line(error: SpecdecError, exit_code: int) -> str:
+    """The message of an error, which must be one line and have that exit code."""
+    message = str(error)
+    assert error.exit_code == exit_code, message
+    assert "\n" not in message
+    return message
+
+
+class Checked(TransformersModel):
+    """Compares the logits of every pass with a full recompute of all that the cache should hold (symptom 5)."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.history: list[int] = []
+        self.worst = 0.0
+
+    def forward(self, token_ids: torch.Tensor, num_logits: int) -> torch.Tensor:
+        logits = super().forward(token_ids, num_logits)
+        self.history += token_ids.tolist()
+        full = self.model(input_ids=torch.tensor([self.history]), use_cache=False).logits[0, -num_logits:]
+        self.worst = max(self.worst, (full.float() - logits).abs().max().item())
+        return logits
+
+    def roll_back(self, num_tokens: int) -> None:
+        super().roll_back(num_tokens)
+        del self.history[len(self.history) - num_tokens :]
+        assert len(self.history) == self.length
