@@ -47,7 +47,8 @@ from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.errors import SpecdecError
 from specdec_cli.measurement.hardware import cpu_name, environment
 from specdec_cli.prompts import builtin_prompts
-from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
+from specdec_cli.runtime.checkpoints.load import load_checkpoint
 from specdec_cli.runtime.layers.quantized_linear import Int4Linear, Int8Linear
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.pair import Pair, load_pair

@@ -36,8 +36,8 @@ from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.measurement.benchmark import Arm, Contest, LoopArm, Session, benchmark, warm_up
 from specdec_cli.measurement.hardware import copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.summary import results
+from specdec_cli.runtime.checkpoints.checkpoint import step_bytes
 from specdec_cli.runtime.checkpoints.dummy import dummy_model
-from specdec_cli.runtime.checkpoints.loading import step_bytes
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.models.cuda_graphs import CudaRecorder
 from specdec_cli.runtime.models.graphs import Graphs, Recorder, stopped_while_recording

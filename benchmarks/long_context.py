@@ -25,7 +25,7 @@ from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
 from specdec_cli.runtime.caches.buffered import buffered_cache
 from specdec_cli.runtime.checkpoints.dummy import dummy_model
-from specdec_cli.runtime.checkpoints.loading import load_checkpoint
+from specdec_cli.runtime.checkpoints.load import load_checkpoint
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.settings import ModelSettings
 

@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging
 
 from specdec_cli.__main__ import main
-from specdec_cli.runtime.checkpoints.sources import gguf_as_folder
+from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder
 from specdec_cli.runtime.pairs.pair import Pair
 
 logging.disable_progress_bar()

@@ -33,7 +33,8 @@ from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.recommend import PROMPT_LOOKUP, Recommendation, export
 from specdec_cli.reports.rows import to_csv, to_markdown
 from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
-from specdec_cli.runtime.checkpoints.sources import EMBEDDED, Report
+from specdec_cli.runtime.checkpoints.locate import EMBEDDED
+from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pairs.pair import (
     Pair,

@@ -33,14 +33,15 @@ from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_pro
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
-from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_checkpoint
-from specdec_cli.runtime.checkpoints.loading import Checkpoint
-from specdec_cli.runtime.checkpoints.sources import Report
-from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
+from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
+from specdec_cli.runtime.checkpoints.plan import check_options
+from specdec_cli.runtime.checkpoints.reading import Report
+from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pairs.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
 from specdec_cli.runtime.pairs.elsewhere import elsewhere
 from specdec_cli.runtime.pairs.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
 from specdec_cli.runtime.pairs.resources import cost, default_context, memory
+from specdec_cli.runtime.pairs.side import Side, look_at
 from specdec_cli.runtime.pairs.text import is_chat_tokenizer
 from specdec_cli.settings import ModelSettings, SamplingSettings
 
@@ -80,11 +81,11 @@ def run(request: PairCheckRequest) -> int:
             err.print(line, style="dim", markup=False, soft_wrap=True)
 
     prompts = _prompts(request)
-    choose_device(request.target.device, "--device")
+    device = check_options(request.target, "target")
     for _, settings in request.drafts:  # an option that is wrong for all of them is no finding about one
         if settings is not None:
-            choose_device(settings.device, "--draft-device")
-    target = inspect_checkpoint(request.target, "target", report)
+            check_options(settings, "draft")
+    target = look_at(request.target, "target", report)
     pairs = []
     memory_ran_out = False
     for spec, settings in request.drafts:
@@ -108,7 +109,7 @@ def run(request: PairCheckRequest) -> int:
     # What a script reads first is the pair that decides the exit code.
     deciding = min(pairs, key=lambda pair: {False: 0, None: 1, True: 2}[pair["compatible"]])
     head = {key: deciding[key] for key in ("draft", "compatible", "checks", "memory")}
-    made = document(environment(target.device), _settings(request), **head, pairs=pairs)
+    made = document(environment(device), _settings(request), **head, pairs=pairs)
     try:
         _write(request, made)
     except BrokenPipeError:  # `| head` has read enough, and still relies on the exit code
@@ -145,24 +146,25 @@ def _settings(request: PairCheckRequest) -> dict[str, object]:
 
 
 def _without_weights(
-    request: PairCheckRequest, target: Inspection, spec: DraftSpec, settings: ModelSettings | None, report: Report
+    request: PairCheckRequest, target: Side, spec: DraftSpec, settings: ModelSettings | None, report: Report
 ) -> tuple[list[Check], dict[str, Any]]:
     """Checks and figures of one draft; one that cannot be read does not hide the others."""
     figures: dict[str, Any] = {"memory": None, "cost": None, "elsewhere": [], "probe": None}
     sides = [target]
     if settings is not None:
         try:
-            sides.append(inspect_checkpoint(settings, "draft", report))
+            sides.append(look_at(settings, "draft", report))
         except SpecdecError as error:
             return [undecided("draft", str(error))], figures
     memory_check, figures["memory"] = memory(sides, request.context or default_context(sides))
-    same_for_all = [*model_checks(sides, request.context), memory_check]
+    inspections = [side.inspection for side in sides]
+    same_for_all = [*model_checks(inspections, request.context), memory_check]
     if spec.own_layers is not None:
-        return [*own_layers_checks(target, spec.own_layers), *same_for_all], figures
+        return [*own_layers_checks(target.inspection, spec.own_layers), *same_for_all], figures
     _, draft = sides
     cost_check, figures["cost"] = cost(target, draft)
-    figures["elsewhere"] = elsewhere(target, draft)
-    return [*token_checks(target, draft), *same_for_all, cost_check], figures
+    figures["elsewhere"] = elsewhere(*inspections)
+    return [*token_checks(*inspections), *same_for_all, cost_check], figures
 
 
 def _prompts(request: PairCheckRequest) -> Sequence[Prompt] | None:

@@ -36,7 +36,7 @@ from specdec_cli.measurement.benchmark import Case, LoopArm, Run
 from specdec_cli.measurement.distribution import DistributionCheck, check_first_tokens
 from specdec_cli.reports import bench as reports
 from specdec_cli.reports.runs_file import RunsFile
-from specdec_cli.runtime.checkpoints.sources import Report
+from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.pair import Pair, load_pairs
 from specdec_cli.runtime.pairs.peers import transformers_generate

@@ -34,7 +34,7 @@ from specdec_cli.__main__ import main
 from specdec_cli.cli import app
 from specdec_cli.commands import generate
 from specdec_cli.reports.tables import generation_summary
-from specdec_cli.runtime.checkpoints.sources import Report
+from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pairs.pair import Pair, load_pair
 from specdec_cli.runtime.pairs.text import TextStream

@@ -15,9 +15,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from specdec_cli.commands import pair_check as command
-from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_checkpoint
-from specdec_cli.runtime.pairs import resources, sources
+from specdec_cli.runtime.checkpoints.gguf import converted
+from specdec_cli.runtime.checkpoints.reading import Report
+from specdec_cli.runtime.pairs import resources
 from specdec_cli.runtime.pairs.checks import Check, undecided, verdict
+from specdec_cli.runtime.pairs.side import Side, look_at
 from specdec_cli.settings import ModelSettings
 
 Specdec = Callable[..., tuple[int, str, str]]
@@ -45,21 +47,21 @@ Ask = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def inspected() -> dict[object, Inspection]:
+def inspected() -> dict[object, Side]:
     """Every checkpoint that a test of this module has looked into."""
     return {}
 
 
 @pytest.fixture(autouse=True)
-def _inspect_once(inspected: dict[object, Inspection], monkeypatch: pytest.MonkeyPatch) -> None:
+def _inspect_once(inspected: dict[object, Side], monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time would go into building the same models again."""
 
-    def inspect(settings: ModelSettings, role: str, report: sources.Report) -> Inspection:
+    def inspect(settings: ModelSettings, role: str, report: Report) -> Side:
         if (settings, role) not in inspected:
-            inspected[settings, role] = inspect_checkpoint(settings, role, report)
+            inspected[settings, role] = look_at(settings, role, report)
         return inspected[settings, role]
 
-    monkeypatch.setattr(command, "inspect_checkpoint", inspect)
+    monkeypatch.setattr(command, "look_at", inspect)
 
 
 def named(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -572,9 +574,9 @@ def test_a_gguf_file_beside_the_folder_of_the_same_model(
     file = write_gguf(tmp_path / "model.gguf", model, GGMLQuantizationType.F16)
     with monkeypatch.context() as other_cache:
         other_cache.setenv("SPECDEC_CACHE", str(tmp_path / "another-cache"))
-        folder = sources.gguf_as_folder(file, "--draft", lambda _: None)
+        folder = converted.gguf_as_folder(file, "--draft", lambda _: None)
     with monkeypatch.context() as without:
-        without.setattr(sources, "_convert", lambda *_: pytest.fail("the weights were converted"))
+        without.setattr(converted, "_convert", lambda *_: pytest.fail("the weights were converted"))
         for pair in ((file, folder), (folder, file)):
             code, document = ask(*pair)
             assert (code, statuses(document)) == (0, {"cost": "warn"})

@@ -56,7 +56,7 @@ def main() -> int:
             print(f"SmolLM2 cannot be fetched ({error}); the tests that need it will say so", file=sys.stderr)
             return 0 if os.environ.get("CI") != "true" else 1
     if not (draft / "config.json").exists():
-        from specdec_cli.runtime.checkpoints.sources import gguf_as_folder
+        from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder
 
         folder = gguf_as_folder(gguf, "SmolLM2", print)
         first_layers(folder, LAYERS, draft)

@@ -20,6 +20,7 @@ from transformers import (
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -27,7 +28,10 @@ from transformers import (
 )
 
 from specdec_cli.errors import SpecdecError
-from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
+from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
+from specdec_cli.runtime.checkpoints.frequent_tokens import kept_tokens
+from specdec_cli.runtime.checkpoints.load import load_checkpoint
+from specdec_cli.runtime.layers.cut_head import cut_head
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.pair import Pair, load_pair
 from specdec_cli.settings import ModelSettings
@@ -171,3 +175,10 @@ class Checked(TransformersModel):
         super().roll_back(num_tokens)
         del self.history[len(self.history) - num_tokens :]
         assert len(self.history) == self.length
+
+
+def cut(model: Any, tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: set[int] | frozenset[int]) -> list[int]:
+    """Cut a model's head as --draft-vocab would; the tokens that are left."""
+    kept = kept_tokens(tokenizer, vocab, end_ids, model.get_output_embeddings().out_features)
+    cut_head(model, kept)
+    return kept

@@ -5,41 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from specdec_cli.errors import UsageError
 from specdec_cli.prompts import builtin_names, builtin_prompts
-from specdec_cli.runtime.layers.cut_head import can_be_cut, cut_head
 
 OPTION = "--draft-vocab"
-
-
-def cut_to_frequent(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collection[int]
-) -> int | None:
-    """Cut a draft's head to the tokens that `vocab` asks for, the built-in prompts' and all special ones.
-
-    Args:
-        model: changed where it stands.
-        vocab: a number of tokens, or a file of text.
-        end_ids: ids that end a text.
-
-    Returns:
-        how many are left, or None where that is all of them.
-
-    Raises:
-        UsageError: the file cannot be read, or the model's head is not a linear layer.
-    """
-    head: Any = model.get_output_embeddings()
-    if not can_be_cut(head):
-        raise UsageError(f"{OPTION} needs a linear head, which {type(model).__name__} has not: leave it out")
-    kept = kept_tokens(tokenizer, vocab, end_ids, head.out_features)
-    if len(kept) >= head.out_features:
-        return None
-    cut_head(model, kept)
-    return len(kept)
 
 
 def kept_tokens(tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collection[int], num_rows: int) -> list[int]:

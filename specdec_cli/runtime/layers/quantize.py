@@ -65,6 +65,33 @@ def _places(model: nn.Module) -> Iterator[_Place]:
                 yield _Place(parent, name, layer)
 
 
+def require_kernels(how: str, device: torch.device, option: str) -> None:
+    """Refuse bits that cannot be computed with here, before anything is read.
+
+    Args:
+        how: one of `KINDS`, or "auto".
+        option: what asked for it, for messages.
+
+    Raises:
+        UsageError: the device has no such kernels.
+        SpecdecError: a package is missing.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{option} {how} has no kernels on {device.type}: choose cpu or cuda, or {NOT_QUANTIZED}")
+    if device.type == "cpu":
+        if how == "w8a8" and not is_exact():
+            raise UsageError(f"{option} w8a8: this CPU adds products of bytes with loss (it has no VNNI): choose int8")
+        return
+    if how == "w8a8":
+        raise UsageError(f"{option} w8a8 has kernels for a CPU alone: choose int8 or int4")
+    if how == AUTO:
+        raise UsageError(f"{option} {AUTO} compares the kernels of a CPU only: choose {NOT_QUANTIZED}, int8 or int4")
+    try:
+        import torchao.quantization  # noqa: F401  # it takes long, and says much, so only where it is wanted
+    except ImportError as error:
+        raise SpecdecError(f"{option} {how} on cuda needs torchao: pip install 'specdec-cli[quant]'") from error
+
+
 def quantize(model: Any, how: str, device: torch.device, option: str) -> tuple[str, str]:
     """Round a model's linear layers, one after the other, letting go of each as it is replaced.
 
@@ -81,12 +108,9 @@ def quantize(model: Any, how: str, device: torch.device, option: str) -> tuple[s
         UsageError: the device has no such kernels, or they do not take the model's number type.
         SpecdecError: a package is missing.
     """
+    require_kernels(how, device, option)
     if device.type == "cuda":
         return how, _by_torchao(model, how, option)
-    if device.type != "cpu":
-        raise UsageError(f"{option} {how} has no kernels on {device.type}: choose cpu or cuda, or {NOT_QUANTIZED}")
-    if how == "w8a8" and not is_exact():
-        raise UsageError(f"{option} w8a8: this CPU adds products of bytes with loss (it has no VNNI): choose int8")
     with torch.no_grad():
         if how == AUTO:
             how, words = _fastest(model)
@@ -152,14 +176,8 @@ def weight_bytes(model: nn.Module) -> int:
 
 def _by_torchao(model: Any, how: str, option: str) -> str:
     """torchao's weight-only kernels for CUDA (after its documentation; not run yet)."""
-    if how == "w8a8":
-        raise UsageError(f"{option} w8a8 has kernels for a CPU alone: choose int8 or int4")
-    if how == AUTO:
-        raise UsageError(f"{option} {AUTO} compares the kernels of a CPU only: choose {NOT_QUANTIZED}, int8 or int4")
-    try:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    except ImportError as error:
-        raise SpecdecError(f"{option} {how} on cuda needs torchao: pip install 'specdec-cli[quant]'") from error
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
     if how == "int4" and model.dtype != torch.bfloat16:
         raise UsageError(f"{option} int4 on cuda computes in bfloat16 alone: add --dtype bfloat16, or choose int8")
     if how == "int8":

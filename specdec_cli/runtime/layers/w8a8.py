@@ -10,7 +10,8 @@ product whose time hardly grows with the number of rows where the CPU multiplies
 
 Facts about torch 2.13 that this rests on: `_int_mm` multiplies on the CPU by oneDNN from the weights as they lie, and
 `onednn.qlinear_pointwise` from weights that were laid out for it, which is quicker for layers much wider than their
-input and slower for others. CPUs that cannot add byte products without loss are found by `is_exact`, and refused.
+input and slower for others. Without VNNI, oneDNN adds pairs of byte products in 16 bits, which loses some: `is_exact`
+and `_is_exact_laid_out` try both products with the largest bytes, and what is not exact here is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class W8A8Linear(QuantizedLinear):
 
     def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__(codes.shape[1], len(codes), bias)
-        wide = self.out_features >= WIDE * self.in_features
+        wide = self.out_features >= WIDE * self.in_features and _is_exact_laid_out()
         self.register_buffer("codes", None if wide else codes)
         self.register_buffer("scales", scales)
         self._laid_out: Any = torch.ops.onednn.qlinear_prepack(codes, None) if wide else None
@@ -80,8 +81,27 @@ class W8A8Linear(QuantizedLinear):
 
 @cache
 def is_exact() -> bool:
-    """Whether this CPU adds products of bytes without loss; older ones, without VNNI, add pairs of them in 16 bits."""
-    largest = torch.full((16, 64), 127, dtype=torch.int8)
+    """Whether this CPU adds products of bytes without loss; one without VNNI may add pairs of them in 16 bits."""
+    rows, columns, sums = _extremes()
+    return torch._int_mm(rows, columns.t())[:, 0].tolist() == sums
+
+
+@cache
+def _is_exact_laid_out() -> bool:
+    """The same for the product from a layout of its own, which is another kernel."""
+    rows, columns, sums = _extremes()
+    scales, zeros = torch.ones(len(columns)), torch.zeros(len(columns), dtype=torch.long)
+    product = torch.ops.onednn.qlinear_pointwise(
+        (rows.int() + OFFSET).to(torch.uint8), 1.0, OFFSET, torch.ops.onednn.qlinear_prepack(columns, None), scales,
+        zeros, None, 1.0, 0, torch.float32, "none", [], "",
+    )  # fmt: skip
+    exact: bool = product[:, 0].tolist() == sums
+    return exact
+
+
+def _extremes() -> tuple[Tensor, Tensor, list[int]]:
+    """Rows whose products overflow 16 bits soonest, [3 * 16, 64], columns [16, 64], both int8, and the right sums."""
+    largest = torch.full((16, 64), LARGEST, dtype=torch.int8)
     alternating = largest * torch.tensor([1, -1], dtype=torch.int8).repeat(32)
-    products = [torch._int_mm(rows, largest.t()) for rows in (largest, -largest, alternating)]
-    return [int(product[0, 0]) for product in products] == [64 * 127 * 127, -64 * 127 * 127, 0]
+    sums = [64 * LARGEST**2, -64 * LARGEST**2, 0]
+    return torch.cat([largest, -largest, alternating]), largest, [n for n in sums for _ in range(16)]

@@ -300,9 +300,9 @@ def model_checks(sides: Sequence[Inspection], context: int | None) -> list[Check
         context: tokens that the user means to have in every cache; None where that was not said.
     """
     damaged = [
-        undecided("weights", f"the {side.role}'s files are damaged ({side.weights.damage}): download them again")
+        undecided("weights", f"the {side.role}'s files are damaged ({side.stored.damage}): download them again")
         for side in sides
-        if side.weights is not None and side.weights.damage
+        if side.skeleton is not None and side.stored.damage
     ]
     return [architecture(sides), *damaged[:1], roll_back(sides), context_length(sides, context)]
 

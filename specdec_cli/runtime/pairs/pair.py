@@ -12,8 +12,12 @@ from specdec_cli.drafters.base import DrafterParts
 from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import OutOfMemoryError, UsageError
 from specdec_cli.prompts import Prompt
-from specdec_cli.runtime.checkpoints.loading import Checkpoint, load_checkpoint
-from specdec_cli.runtime.checkpoints.sources import Report, gguf_file, is_converted
+from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
+from specdec_cli.runtime.checkpoints.gguf.converted import is_converted
+from specdec_cli.runtime.checkpoints.load import load_checkpoint
+from specdec_cli.runtime.checkpoints.locate import gguf_file
+from specdec_cli.runtime.checkpoints.plan import check_options
+from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.for_loop import model_for_loop
 from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
@@ -162,6 +166,9 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         IncompatiblePairError: an id means two things, or a cache cannot be cut back.
         SpecdecError: one of them cannot be loaded.
     """
+    for draft in drafts:  # what is wrong with an option is told before the target is read
+        if draft is not None:
+            check_options(draft, "draft")
     big = load_checkpoint(target, "target", report)
     ours = id_to_token(big.tokenizer, big.num_rows)
     cached, more = _with_cache(big, compare_vocabularies(ours, ours), "target", target, report)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from accelerate.utils import get_max_memory
 
-from specdec_cli.runtime.checkpoints.inspection import Inspection, effective_context
-from specdec_cli.runtime.checkpoints.loading import HEADROOM
+from specdec_cli.runtime.checkpoints.inspection import effective_context
+from specdec_cli.runtime.checkpoints.plan import HEADROOM, Plan, name_of
 from specdec_cli.runtime.devices import free_memory
 from specdec_cli.runtime.pairs.checks import Check
+from specdec_cli.runtime.pairs.side import Side
 from specdec_cli.theory import best_num_draft_tokens, break_even_alpha, speedup
 
 DEFAULT_CONTEXT = 4096
@@ -48,55 +49,56 @@ class Need:
         return self.needed_bytes <= self.free_bytes
 
 
-def default_context(sides: Sequence[Inspection]) -> int:
+def default_context(sides: Sequence[Side]) -> int:
     """What memory is counted for where the user did not say: a long chat, or all the positions there are."""
-    return min(DEFAULT_CONTEXT, effective_context(sides))
+    return min(DEFAULT_CONTEXT, effective_context([side.inspection for side in sides]))
 
 
-def needs(sides: Sequence[Inspection], context: int, free: Free) -> list[Need]:
+def needs(plans: Sequence[Plan], context: int, free: Free) -> list[Need]:
     """Each device's need for these models at a context.
 
     Args:
         free: bytes that each of the devices has.
     """
     found = []
-    for device in dict.fromkeys(side.device for side in sides):
-        here = [side for side in sides if side.device == device and side.weights is not None]
-        weights = sum(side.weights.bytes for side in here if side.weights is not None)
-        caches = sum(side.kv_bytes(context) or 0 for side in here)
+    for device in dict.fromkeys(plan.device for plan in plans):
+        here = [plan for plan in plans if plan.device == device]
+        weights = sum(plan.loaded.total for plan in here)
+        caches = sum(plan.kv_bytes(context) or 0 for plan in here)
         found.append(Need(str(device), round(weights * HEADROOM) + caches, free[device]))
     return found
 
 
-def largest_context(sides: Sequence[Inspection], free: Free) -> int:
+def largest_context(plans: Sequence[Plan], free: Free) -> int:
     """The longest context at which all fits; 0 where the weights alone do not."""
-    low, high = 0, effective_context(sides)
+    low, high = 0, effective_context([plan.inspection for plan in plans])
     while low < high:
         middle = (low + high + 1) // 2
-        if _fit(sides, middle, free):
+        if _fit(plans, middle, free):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _fit(sides: Sequence[Inspection], context: int, free: Free) -> bool:
-    return all(need.fits for need in needs(sides, context, free))
+def _fit(plans: Sequence[Plan], context: int, free: Free) -> bool:
+    return all(need.fits for need in needs(plans, context, free))
 
 
-def memory(sides: Sequence[Inspection], context: int) -> tuple[Check, dict[str, Any] | None]:
+def memory(sides: Sequence[Side], context: int) -> tuple[Check, dict[str, Any] | None]:
     """The check and its record; None without sizes.
 
     Args:
         sides: the target and, where there is one, its draft.
     """
-    if any(side.weights is None for side in sides):
+    plans = [side.plan for side in sides if side.plan is not None]
+    if len(plans) < len(sides):
         return Check("memory", "ok", "nothing to count: see architecture"), None
-    target = sides[0]
-    free = {device: free_memory(device) for device in (*(side.device for side in sides), HOST)}
-    found = needs(sides, context, free)
+    target, *drafts = plans
+    free = {device: free_memory(device) for device in (*(plan.device for plan in plans), HOST)}
+    found = needs(plans, context, free)
     fits = all(need.fits for need in found)
-    longest = largest_context(sides, free)
+    longest = largest_context(plans, free)
     record = {
         "context": context,
         "fits": fits,
@@ -106,9 +108,9 @@ def memory(sides: Sequence[Inspection], context: int) -> tuple[Check, dict[str, 
             for n in found
         ],
         "target": _sizes(target, context),
-        "draft": _sizes(sides[1], context) if sides[1:] else None,
+        "draft": _sizes(drafts[0], context) if drafts else None,
     }
-    parts = [f"{side.role} {_weights_and_cache(side, context)}" for side in sides]
+    parts = [f"{plan.role} {_weights_and_cache(plan, context)}" for plan in plans]
     shares = ", ".join(f"{_gigabytes(n.needed_bytes)} of {_gigabytes(n.free_bytes)} free on {n.device}" for n in found)
     detail = f"{'; '.join(parts)}; with headroom {shares}, at {context:,} tokens"
     if fits:
@@ -118,12 +120,12 @@ def memory(sides: Sequence[Inspection], context: int) -> tuple[Check, dict[str, 
     if spread := _spread(target, context, free):
         remedy = "let accelerate spread the target (it will), which is slower; or choose a larger device"
         return Check("memory", "warn", f"{detail}: too much for one device; {spread}", remedy), record
-    return Check("memory", "fail", f"{detail}: too much", _what_fits(sides, context, free)), record
+    return Check("memory", "fail", f"{detail}: too much", _what_fits(plans, context, free)), record
 
 
-def _spread(target: Inspection, context: int, free: Free) -> str:
+def _spread(target: Plan, context: int, free: Free) -> str:
     """A target too large for its GPU is spread by accelerate, if all devices together can hold it."""
-    if target.device.type != "cuda" or target.weights is None or _fit([target], context, free):
+    if target.device.type != "cuda" or _fit([target], context, free):
         return ""
     everywhere = sum(get_max_memory().values())
     if needs([target], context, free)[0].needed_bytes > everywhere:
@@ -131,11 +133,11 @@ def _spread(target: Inspection, context: int, free: Free) -> str:
     return f"all devices and the host have {_gigabytes(everywhere)} together"
 
 
-def _what_fits(sides: Sequence[Inspection], context: int, free: Free) -> str:
+def _what_fits(plans: Sequence[Plan], context: int, free: Free) -> str:
     """Changes that would make it fit, by the same arithmetic."""
     options = []
-    target, *drafts = sides
-    if _fit([_in_16_bits(side) for side in sides], context, free):
+    target, *drafts = plans
+    if _fit([plan.in_16_bits() for plan in plans], context, free):
         options.append("--dtype bfloat16 fits")
     if any(d.device != HOST for d in drafts) and _fit(
         [target, *(replace(d, device=HOST) for d in drafts)], context, free
@@ -146,40 +148,35 @@ def _what_fits(sides: Sequence[Inspection], context: int, free: Free) -> str:
     return "; ".join(options) or "choose a smaller --target or a larger --device"
 
 
-def _in_16_bits(side: Inspection) -> Inspection:
-    return side if side.weights is None else replace(side, weights=replace(side.weights, dtype=torch.bfloat16))
-
-
-def _sizes(side: Inspection, context: int) -> dict[str, Any]:
-    assert side.weights is not None
-    weights = side.weights
+def _sizes(plan: Plan, context: int) -> dict[str, Any]:
+    found = plan.inspection
     return {
-        "device": str(side.device),
-        "dtype": _dtype(side),
-        "dtype_reason": weights.reason,
-        "parameters": weights.parameters,
-        "weights_bytes": weights.bytes,
-        "stored_bytes": weights.stored_bytes,
-        "stored_bytes_from": weights.stored_in,
-        "kv_bytes": side.kv_bytes(context),
-        "kv_bytes_per_token": side.kv_bytes(1),
+        "device": str(plan.device),
+        "dtype": name_of(plan.dtype),
+        "dtype_reason": plan.reason,
+        "parameters": found.sizes.parameters,
+        "weights_bytes": plan.loaded.total,
+        "stored_bytes": found.stored.bytes,
+        "stored_bytes_from": found.stored.source,
+        "kv_bytes": plan.kv_bytes(context),
+        "kv_bytes_per_token": plan.kv_bytes(1),
     }
 
 
-def _weights_and_cache(side: Inspection, context: int) -> str:
-    assert side.weights is not None
-    kv = side.kv_bytes(context)
+def _weights_and_cache(plan: Plan, context: int) -> str:
+    kv = plan.kv_bytes(context)
     cache = "a cache of unknown size" if kv is None else f"{_gigabytes(kv)} of cache"
-    bits = " and quantised layers" if side.weights.rounded else ""
-    return f"{_gigabytes(side.weights.bytes)} in {_dtype(side)}{bits} + {cache}"
+    bits = " and quantised layers" if plan.has_rounded_layers else ""
+    return f"{_gigabytes(plan.loaded.total)} in {name_of(plan.dtype)}{bits} + {cache}"
 
 
-def cost(target: Inspection, draft: Inspection) -> tuple[Check, dict[str, Any] | None]:
+def cost(target: Side, draft: Side) -> tuple[Check, dict[str, Any] | None]:
     """Expected c by bytes, and what the closed form makes of it."""
-    if target.weights is None or draft.weights is None:
+    if target.plan is None or draft.plan is None:
         return Check("cost", "ok", "nothing to count: see architecture"), None
-    ours, theirs = target.weights, draft.weights
-    c = theirs.step_bytes / ours.step_bytes
+    ours, theirs = target.plan.loaded.step, draft.plan.loaded.step
+    sizes = {side.role: side.inspection.sizes for side in (target, draft)}
+    c = theirs / ours
     best = []
     for alpha in ALPHAS:
         k = best_num_draft_tokens(alpha, c, range(1, MAX_K + 1))
@@ -189,21 +186,15 @@ def cost(target: Inspection, draft: Inspection) -> tuple[Check, dict[str, Any] |
         "break_even_alpha": break_even_alpha(1, c),
         "best": best,
         **{
-            side.role: {
-                "parameters": side.weights.parameters,
-                "step_bytes": side.weights.step_bytes,
-                "caveat": side.weights.caveat,
-            }
-            for side in (target, draft)
-            if side.weights is not None
+            role: {"parameters": sizes[role].parameters, "step_bytes": step, "caveat": sizes[role].caveat}
+            for role, step in (("target", ours), ("draft", theirs))
         },
     }
     detail = (
-        f"{_count(ours.parameters)} and {_count(theirs.parameters)} parameters; a step reads "
-        f"{_gigabytes(ours.step_bytes)} and {_gigabytes(theirs.step_bytes)}, so c is about {c:.2f}"
+        f"{_count(sizes['target'].parameters)} and {_count(sizes['draft'].parameters)} parameters; a step reads "
+        f"{_gigabytes(ours)} and {_gigabytes(theirs)}, so c is about {c:.2f}"
     )
-    caveats = [f"{s.role}: {s.weights.caveat}" for s in (target, draft) if s.weights is not None and s.weights.caveat]
-    detail = "; ".join([detail, *caveats])
+    detail = "; ".join([detail, *(f"{role}: {one.caveat}" for role, one in sizes.items() if one.caveat)])
     pays = break_even_alpha(1, c)
     if pays is None:
         return Check("cost", "warn", f"{detail}: no alpha can pay for that", "choose a smaller --draft"), record
@@ -213,11 +204,6 @@ def cost(target: Inspection, draft: Inspection) -> tuple[Check, dict[str, Any] |
     if at_point_eight < WORTH_TRYING:
         return Check("cost", "warn", detail, "choose a smaller --draft"), record
     return Check("cost", "ok", detail), record
-
-
-def _dtype(side: Inspection) -> str:
-    assert side.weights is not None
-    return str(side.weights.dtype).removeprefix("torch.")
 
 
 def _gigabytes(size: float) -> str:

@@ -25,10 +25,18 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
-from specdec_cli.runtime.checkpoints import sources
-from specdec_cli.runtime.checkpoints.loading import Checkpoint
-from specdec_cli.runtime.checkpoints.sources import cache_folder, locate
+from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
+from specdec_cli.runtime.checkpoints.gguf import converted as conversion
+from specdec_cli.runtime.checkpoints.gguf.converted import cache_folder, gguf_as_folder
+from specdec_cli.runtime.checkpoints.locate import locate
+from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.pairs.vocabularies import compare_vocabularies, id_to_token
+
+
+def folder_of(source: str, role: str, report: Report) -> str:
+    """The folder that a checkpoint's weights are read from."""
+    place = locate(tiny.settings(source), role)
+    return place.path if place.gguf is None else str(gguf_as_folder(place.gguf, f"--{role}", report))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         (folder / "config.json").write_bytes(path.read_bytes()[:1000])
 
-    monkeypatch.setattr(sources, "_convert", convert)
+    monkeypatch.setattr(conversion, "_convert", convert)
     return names
 
 
@@ -138,7 +146,7 @@ def test_tokenizer_end_token_and_template_come_along(
 def test_the_converted_folder_is_an_ordinary_checkpoint_in_bfloat16(
     files: Callable[[GGMLQuantizationType], Path], shared_cache: Path
 ) -> None:
-    folder = Path(locate(str(files(GGMLQuantizationType.F16)), "--target", silent))
+    folder = Path(folder_of(str(files(GGMLQuantizationType.F16)), "target", silent))
     assert folder.parent == shared_cache / "gguf"
     assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     loaded = tiny.load(folder, dtype="bfloat16")
@@ -155,34 +163,34 @@ def test_files_of_one_model_are_a_pair(files: Callable[[GGMLQuantizationType], P
 # ----------------------------------------------------------------------------------------- only once
 def test_it_is_converted_once_and_said_so(file: Path, converted: list[str]) -> None:
     told: list[str] = []
-    first = locate(str(file), "--target", told.append)
+    first = folder_of(str(file), "target", told.append)
     assert told == [f"converting model.gguf to safetensors, once (kept in {first})"]
-    assert locate(str(file), "--draft", told.append) == first
+    assert folder_of(str(file), "draft", told.append) == first
     assert len(told) == 1
     assert converted == ["model.gguf"]
 
 
 def test_a_file_under_another_name_is_recognised(file: Path, cache: Path, tmp_path: Path, converted: list[str]) -> None:
-    first = locate(str(file), "--target", silent)
+    first = folder_of(str(file), "target", silent)
     copy = tmp_path / "elsewhere" / "other name.GGUF"
     copy.parent.mkdir()
     copy.write_bytes(file.read_bytes())
     moved = file.rename(tmp_path / "moved.gguf")
     for path in (copy, moved):
-        assert locate(str(path), "--target", silent) == first
+        assert folder_of(str(path), "target", silent) == first
     assert converted == ["model.gguf"]
     assert kept(cache) == [Path(first).name]
 
 
 def test_a_changed_file_is_converted_again(file: Path, cache: Path, converted: list[str]) -> None:
     """Also where its size stays."""
-    first, before = locate(str(file), "--target", silent), file.stat()
+    first, before = folder_of(str(file), "target", silent), file.stat()
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
     assert file.stat().st_size == before.st_size
-    second = locate(str(file), "--target", silent)
+    second = folder_of(str(file), "target", silent)
     assert converted == ["model.gguf"] * 2
     assert kept(cache) == sorted([Path(first).name, Path(second).name])
 
@@ -190,9 +198,9 @@ def test_a_changed_file_is_converted_again(file: Path, cache: Path, converted: l
 def test_a_new_version_of_the_conversion_converts_again(
     file: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = locate(str(file), "--target", silent)
-    monkeypatch.setattr(sources, "CONVERSION_VERSION", sources.CONVERSION_VERSION + 1)
-    assert locate(str(file), "--target", silent) != first
+    first = folder_of(str(file), "target", silent)
+    monkeypatch.setattr(conversion, "CONVERSION_VERSION", conversion.CONVERSION_VERSION + 1)
+    assert folder_of(str(file), "target", silent) != first
     assert converted == ["model.gguf"] * 2
 
 
@@ -214,11 +222,11 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
     with monkeypatch.context() as patch:
         written = half_way(patch, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            locate(str(file), "--target", silent)
+            folder_of(str(file), "target", silent)
     assert {"config.json", "model.safetensors"} <= written[0]
     assert kept(cache) == []
     told: list[str] = []
-    folder = locate(str(file), "--target", told.append)
+    folder = folder_of(str(file), "target", told.append)
     assert len(told) == 1, "the next try converts anew"
     assert (Path(folder) / "tokenizer.json").is_file()
 
@@ -226,15 +234,15 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
 def test_another_process_may_be_faster(
     file: Path, cache: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = sources._convert
+    ours = conversion._convert
 
     def slow(path: Path, folder: Path) -> None:
-        monkeypatch.setattr(sources, "_convert", ours)
-        locate(str(path), "--target", silent)  # the other one, from beginning to end
+        monkeypatch.setattr(conversion, "_convert", ours)
+        folder_of(str(path), "target", silent)  # the other one, from beginning to end
         ours(path, folder)
 
-    monkeypatch.setattr(sources, "_convert", slow)
-    folder = locate(str(file), "--target", silent)
+    monkeypatch.setattr(conversion, "_convert", slow)
+    folder = folder_of(str(file), "target", silent)
     assert converted == ["model.gguf"] * 2
     assert kept(cache) == [Path(folder).name]
 
@@ -257,7 +265,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------------------------- what cannot be read
 def line_of(source: Path, exit_code: int = 1, error: type[SpecdecError] = SpecdecError) -> str:
     with pytest.raises(error) as caught:
-        locate(str(source), "--draft", silent)
+        folder_of(str(source), "draft", silent)
     return tiny.one_line(caught.value, exit_code)
 
 
@@ -304,7 +312,7 @@ def test_without_the_gguf_package(file: Path, cache: Path, monkeypatch: pytest.M
     def convert(path: Path, folder: Path) -> None:
         raise ImportError("Please install torch and gguf>=0.10.0 to load a GGUF checkpoint in PyTorch.")
 
-    monkeypatch.setattr(sources, "_convert", convert)
+    monkeypatch.setattr(conversion, "_convert", convert)
     message = line_of(file)
     assert "model.gguf" in message
     assert "pip install 'specdec-cli[gguf]'" in message
@@ -354,12 +362,12 @@ def test_too_little_memory_to_convert(
 
 # --------------------------------------------------------------------------------------------- folders
 def test_a_folder_with_one_file(file: Path, converted: list[str]) -> None:
-    expected = locate(str(file), "--target", silent)
+    expected = folder_of(str(file), "target", silent)
     folder = file.parent / "folder"
     folder.mkdir()
     file.rename(folder / "model.gguf")
     (folder / "README.md").touch()
-    assert locate(str(folder), "--target", silent) == expected
+    assert folder_of(str(folder), "target", silent) == expected
 
 
 def test_a_folder_with_two_files_asks_which(file: Path, converted: list[str]) -> None:
@@ -375,7 +383,7 @@ def test_a_folder_with_two_files_asks_which(file: Path, converted: list[str]) ->
 def test_a_folder_with_a_config_is_taken_before_its_gguf(file: Path, converted: list[str]) -> None:
     folder = tiny.save(file.parent / "folder")
     file.rename(folder / "model.gguf")
-    assert locate(str(folder), "--target", silent) == str(folder)
+    assert folder_of(str(folder), "target", silent) == str(folder)
     assert converted == []
 
 

@@ -22,9 +22,10 @@ from torch import nn
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError
 from specdec_cli.measurement.fidelity import compare
-from specdec_cli.runtime.checkpoints import gguf_bits, loading
-from specdec_cli.runtime.checkpoints.gguf_bits import GgufWeights, keeps_bits, kept_bytes, load_gguf
-from specdec_cli.runtime.checkpoints.gguf_file import read_gguf
+from specdec_cli.runtime.checkpoints import fit, plan
+from specdec_cli.runtime.checkpoints.gguf import own_bits
+from specdec_cli.runtime.checkpoints.gguf.header import read_gguf
+from specdec_cli.runtime.checkpoints.gguf.own_bits import GgufWeights, keeps_bits, kept_bytes, load_gguf
 from specdec_cli.runtime.layers.quantize import weight_bytes
 from specdec_cli.runtime.layers.quantized_linear import Int4Linear, Int8Linear, QuantizedLinear
 from specdec_cli.runtime.models.transformers_model import TransformersModel
@@ -157,7 +158,7 @@ def test_memory_is_counted_before_anything_is_read(tmp_path: Path, monkeypatch: 
     path = written(tmp_path / "m.gguf", llama(hidden_size=64), "Q4_0")
     model = tiny.load(path, quantize="keep", dtype="bfloat16", fuse=False).model
     assert kept_bytes(path, 2) == pytest.approx(weight_bytes(model), rel=0.3)
-    monkeypatch.setattr(loading, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
     with pytest.raises(OutOfMemoryError, match="needs about"):
         tiny.load(path, quantize="keep", dtype="bfloat16")
 
@@ -232,7 +233,7 @@ def test_auto_tries_a_files_own_bits_too(tmp_path: Path, monkeypatch: pytest.Mon
                 step()
             return {how: 1.0 if how == fastest else slower for how in steps}
 
-        monkeypatch.setattr(loading, "step_seconds", seconds)
+        monkeypatch.setattr(fit, "step_seconds", seconds)
         monkeypatch.setattr("specdec_cli.runtime.layers.quantize.step_seconds", seconds)
         made = tiny.load(path, "draft", quantize="auto", dtype="bfloat16")
         assert made.quantize == chosen
@@ -243,6 +244,6 @@ def test_an_architecture_whose_rows_do_not_stay_whole_is_dequantised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "m.gguf", llama(), "Q8_0")
-    monkeypatch.setattr(gguf_bits, "MOVES_ROWS_ONLY", ())
+    monkeypatch.setattr(own_bits, "MOVES_ROWS_ONLY", ())
     assert not keeps_bits(path)
     assert tiny.load(path, quantize="keep", dtype="bfloat16").quantize == "none"

@@ -12,12 +12,20 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, MixtralConfig, PreTrainedModel
 
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_checkpoint
+from specdec_cli.runtime.checkpoints.inspection import Inspection
+from specdec_cli.runtime.checkpoints.plan import Plan
 from specdec_cli.runtime.pairs.resources import cost
+from specdec_cli.runtime.pairs.side import Side, look_at
 
 
-def inspect(source: str | Path, role: str = "target", **more: Any) -> Inspection:
-    return inspect_checkpoint(tiny.settings(source, **more), role, lambda _: None)
+def side(source: str | Path, role: str = "target", **more: Any) -> Side:
+    return look_at(tiny.settings(source, **more), role, lambda _: None)
+
+
+def inspect(source: str | Path, **more: Any) -> tuple[Inspection, Plan]:
+    found = side(source, **more)
+    assert found.plan is not None
+    return found.inspection, found.plan
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +40,9 @@ Save = Callable[[PreTrainedModel], Path]
 @pytest.mark.parametrize("family", tiny.ROLLABLE)
 def test_parameters_and_caches_are_those_of_the_loaded_model(family: str, checkpoint: Save) -> None:
     model = tiny.model(family)
-    found = inspect(checkpoint(model))
-    assert found.weights is not None
-    assert found.weights.parameters == sum(p.numel() for p in model.parameters())
-    assert found.weights.bytes == found.weights.parameters * 4
+    found, plan = inspect(checkpoint(model))
+    assert found.sizes.parameters == sum(p.numel() for p in model.parameters())
+    assert plan.loaded.total == found.sizes.parameters * 4
     assert (found.num_rows, found.max_length, found.end_ids) == (tiny.VOCAB_SIZE, 256, frozenset({tiny.BYTES}))
     for length in (1, 5, 40):
         cache = DynamicCache(config=model.config)
@@ -43,15 +50,13 @@ def test_parameters_and_caches_are_those_of_the_loaded_model(family: str, checkp
         layers = [layer.keys.numel() + layer.values.numel() for layer in cache.layers]
         # transformers keeps one token less than a window, since the next one is in it too.
         one = [layer.numbers if layer.window and length >= layer.window else 0 for layer in found.cache_layers or ()]
-        assert found.kv_bytes(length) == 4 * (sum(layers) + sum(one))
+        assert plan.kv_bytes(length) == 4 * (sum(layers) + sum(one))
 
 
 def test_a_step_reads_one_row_of_an_embedding_that_is_not_the_head(checkpoint: Save) -> None:
     table = tiny.VOCAB_SIZE * 32
-    apart = inspect(checkpoint(tiny.model(tie_word_embeddings=False))).weights
-    tied = inspect(checkpoint(tiny.model(tie_word_embeddings=True))).weights
-    assert apart is not None
-    assert tied is not None
+    apart = inspect(checkpoint(tiny.model(tie_word_embeddings=False)))[0].sizes
+    tied = inspect(checkpoint(tiny.model(tie_word_embeddings=True)))[0].sizes
     assert apart.parameters == tied.parameters + table
     assert apart.step_parameters == tied.step_parameters == tied.parameters
 
@@ -66,8 +71,7 @@ def experts(per_token: int | None = 2) -> MixtralConfig:
 
 def test_a_step_reads_the_experts_that_a_token_visits(checkpoint: Save) -> None:
     model = AutoModelForCausalLM.from_config(experts())
-    found = inspect(checkpoint(model)).weights
-    assert found is not None
+    found = inspect(checkpoint(model))[0].sizes
     expert = 3 * 32 * 64  # gate, up and down
     assert found.parameters - found.step_parameters == 2 * (8 - 2) * expert
     assert "more experts" in found.caveat
@@ -76,24 +80,22 @@ def test_a_step_reads_the_experts_that_a_token_visits(checkpoint: Save) -> None:
 def test_experts_that_the_config_does_not_count_are_told_about(
     checkpoint: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec_cli.runtime.checkpoints.inspection.ACTIVE_EXPERTS", ())
+    monkeypatch.setattr("specdec_cli.runtime.checkpoints.sizes.ACTIVE_EXPERTS", ())
     folder = checkpoint(AutoModelForCausalLM.from_config(experts()))
-    found = inspect(folder)
-    assert found.weights is not None
-    assert found.weights.step_parameters == found.weights.parameters
-    check, _ = cost(found, inspect(checkpoint(tiny.model(num_hidden_layers=1)), "draft"))
+    found = side(folder)
+    assert found.inspection.sizes.step_parameters == found.inspection.sizes.parameters
+    check, _ = cost(found, side(checkpoint(tiny.model(num_hidden_layers=1)), "draft"))
     assert "target: all experts are counted" in check.detail
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_memory_is_counted_in_the_type_that_it_will_run_in(dtype: str, checkpoint: Save) -> None:
     folder = checkpoint(tiny.model())
-    found = inspect(folder, dtype=dtype)
-    assert found.weights is not None
-    assert found.weights.dtype == getattr(torch, dtype)
-    assert found.weights.bytes == found.weights.parameters * (4 if dtype == "float32" else 2)
-    assert found.weights.stored_bytes == found.weights.parameters * 4
-    assert found.kv_bytes(10) == 10 * 2 * 2 * 16 * found.weights.dtype.itemsize
+    found, plan = inspect(folder, dtype=dtype)
+    assert plan.dtype == getattr(torch, dtype)
+    assert plan.loaded.total == found.sizes.parameters * (4 if dtype == "float32" else 2)
+    assert found.stored.bytes == found.sizes.parameters * 4
+    assert plan.kv_bytes(10) == 10 * 2 * 2 * 16 * plan.dtype.itemsize
 
 
 def test_sharded_weights_are_summed(tmp_path: Path) -> None:
@@ -104,9 +106,8 @@ def test_sharded_weights_are_summed(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     for file in (tmp_path / "many").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    found = inspect(folder).weights
-    assert found is not None
-    assert found.stored_bytes == 4 * found.parameters
+    found, _ = inspect(folder)
+    assert found.stored.bytes == 4 * found.sizes.parameters
 
 
 def test_a_forward_that_needs_data_leaves_the_cache_open(checkpoint: Save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +120,8 @@ def test_a_forward_that_needs_data_leaves_the_cache_open(checkpoint: Save, monke
 
     folder = checkpoint(tiny.model())
     monkeypatch.setattr(LlamaForCausalLM, "forward", needs_data)
-    found = inspect(folder)
-    assert (found.cache_layers, found.cache_problem, found.kv_bytes(10)) == (None, None, None)
+    found, plan = inspect(folder)
+    assert (found.cache_layers, found.cache_problem, plan.kv_bytes(10)) == (None, None, None)
     check = roll_back([found, found])
     assert (check.status, "--probe" in check.remedy) == ("warn", True)
 
@@ -134,7 +135,7 @@ def test_a_quantised_cache_is_named(tmp_path: Path) -> None:
     path = folder / "generation_config.json"
     asked = json.loads(path.read_text(encoding="utf-8")) | {"cache_implementation": "quantized"}
     path.write_text(json.dumps(asked), encoding="utf-8")
-    found = inspect(folder)
+    found, _ = inspect(folder)
     assert "asks for a quantized cache; not used here" in roll_back([found, found]).detail
 
 
@@ -152,4 +153,4 @@ def test_remote_code_is_not_run_unasked(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_checkpoint_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--draft .* no config.json"):
-        inspect(tmp_path, "draft")
+        side(tmp_path, "draft")

@@ -36,8 +36,8 @@ from transformers import (
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime import devices
-from specdec_cli.runtime.checkpoints import loading
-from specdec_cli.runtime.checkpoints.loading import out_of_memory
+from specdec_cli.runtime.checkpoints import build, inspection, plan
+from specdec_cli.runtime.devices import out_of_memory
 
 HUB_ID = "org/name"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -295,7 +295,7 @@ def test_offline_revision_and_trust_reach_every_loader(
     offline: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, dict[str, Any]] = {}
-    for auto in (loading.AutoConfig, loading.AutoTokenizer, loading.AutoModelForCausalLM):
+    for auto in (inspection.AutoConfig, inspection.AutoTokenizer, build.AutoModelForCausalLM):
         real = auto.from_pretrained
 
         def record(*args: Any, _real: Any = real, _name: str = auto.__name__, **kwargs: Any) -> Any:
@@ -533,18 +533,18 @@ def test_too_large_for_memory_is_said_before_weights_are_read(
         asked.append(device)
         return 1_500_000_000
 
-    monkeypatch.setattr(loading, "free_memory", free_memory)
+    monkeypatch.setattr(plan, "free_memory", free_memory)
     message = message_of(folder, role, exit_code=4, dtype=dtype)
     assert set(asked) == {torch.device("cpu")}
-    needed = num_parameters * itemsize * loading.HEADROOM / 1e9
+    needed = num_parameters * itemsize * plan.HEADROOM / 1e9
     assert f"needs about {needed:.1f} GB in {dtype}, cpu has 1.5 GB free: choose a smaller model" in message
 
 
 def test_the_memory_that_is_needed_is_enough(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_bytes = 4 * sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
-    monkeypatch.setattr(loading, "free_memory", lambda device: int(num_bytes * loading.HEADROOM) + 1)
+    monkeypatch.setattr(plan, "free_memory", lambda device: int(num_bytes * plan.HEADROOM) + 1)
     assert tiny.load(checkpoint).num_rows == tiny.VOCAB_SIZE
-    monkeypatch.setattr(loading, "free_memory", lambda device: num_bytes)
+    monkeypatch.setattr(plan, "free_memory", lambda device: num_bytes)
     with pytest.raises(OutOfMemoryError):
         tiny.load(checkpoint)
 
@@ -554,7 +554,7 @@ def test_auto_keeps_the_stored_type_where_only_that_fits(
 ) -> None:
     num_parameters = sum(t.numel() for t in load_file(bfloat16_checkpoint / "model.safetensors").values())
     monkeypatch.setattr(devices, "_is_fast", lambda *_: False)
-    monkeypatch.setattr(loading, "free_memory", lambda device: 3 * num_parameters)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 3 * num_parameters)
     loaded = tiny.load(bfloat16_checkpoint, dtype="auto")
     assert loaded.dtype == loaded.model.dtype == torch.bfloat16
     assert any("float32 does not fit" in note for note in loaded.notes)
@@ -564,7 +564,7 @@ def test_auto_keeps_the_stored_type_where_only_that_fits(
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """A GPU with hardly any memory. Lists the device maps that from_pretrained is given; CPU and disk do the rest."""
     maps: list[Any] = []
-    real = loading.AutoModelForCausalLM.from_pretrained
+    real = build.AutoModelForCausalLM.from_pretrained
     on_cpu = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
     over_two = {"model.layers.1": "disk", **dict.fromkeys(on_cpu, "cpu")}
 
@@ -573,9 +573,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         places = over_two if device_map == "auto" else {"": "cpu"}
         return real(*args, device_map=places, offload_folder=tmp_path / "offloaded", **kwargs)
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(loading, "choose_device", lambda wanted, option: torch.device("cuda"))
-    monkeypatch.setattr(loading, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(build.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(plan, "choose_device", lambda wanted, option: torch.device("cuda"))
+    monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
     return maps
 
 
@@ -596,7 +596,7 @@ def test_a_draft_too_large_for_one_gpu_is_refused(checkpoint: Path, fake_cuda: l
 def test_what_fits_on_one_gpu_goes_there_whole(
     role: str, checkpoint: Path, fake_cuda: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "free_memory", lambda device: 10**9)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 10**9)
     loaded = tiny.load(checkpoint, role, device="cuda")
     assert fake_cuda == [{"": torch.device("cuda")}]
     assert not any("too large" in note for note in loaded.notes)
@@ -642,7 +642,7 @@ def test_other_errors_pass_through(error: Exception) -> None:
 def test_a_failed_allocation_while_weights_are_read(
     allocate: Callable[[], None], role: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: allocate())
+    monkeypatch.setattr(build.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: allocate())
     message = message_of(checkpoint, role, exit_code=4)
     assert message == f"not enough memory to load --{role} HERE: choose a smaller model or a 16-bit --dtype"
 

@@ -66,6 +66,21 @@ def test_saturation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     w8a8.is_exact.cache_clear()
 
 
+def test_a_layout_whose_product_loses_some_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some CPUs add the bytes of one kernel without loss and those of the other with: 8,160 for 1,032,256, once."""
+    real = torch.ops.onednn.qlinear_pointwise
+
+    def loses(rows: Tensor, *more: object) -> Tensor:
+        return real(rows, *more).clamp(max=8160.0)
+
+    monkeypatch.setattr(torch.ops.onednn, "qlinear_pointwise", loses)
+    w8a8._is_exact_laid_out.cache_clear()
+    layer = W8A8Linear.rounded(torch.full((64, 16), 2.0), None)  # wide
+    product = layer(torch.full((1, 16), 3.0))
+    w8a8._is_exact_laid_out.cache_clear()
+    torch.testing.assert_close(product, torch.full((1, 64), 16 * 6.0), rtol=0.01, atol=0)
+
+
 def test_rows_of_zeros_give_the_bias() -> None:
     layer = W8A8Linear.rounded(torch.randn(5, 12), torch.arange(5.0))
     assert torch.equal(layer(torch.zeros(2, 12)), torch.arange(5.0).expand(2, 5))

@@ -35,7 +35,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from specdec_cli.runtime.checkpoints.gguf_file import StoredTensor, read_gguf
+from specdec_cli.runtime.checkpoints.gguf.header import StoredTensor, read_gguf
 from specdec_cli.runtime.layers.quantized_linear import (
     GROUP,
     Int4Linear,
@@ -171,22 +171,33 @@ class GgufWeights:
             `missing_keys` and `mismatched_keys`, as transformers reports what it loads.
         """
         wanted = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-        rest = self._ordinary(dtype, {f"{name}.weight" for name in self._linear(model)})
+        linear = self._linear(model)
+        rest = self._ordinary(dtype, {f"{name}.weight" for name in linear})
         mismatched = [name for name, tensor in rest.items() if wanted.get(name, tensor.shape) != tensor.shape]
         for name in rest.keys() & wanted.keys() - set(mismatched):
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, nn.Parameter(rest[name], requires_grad=False))
         model.tie_weights()
-        for name in self._linear(model):
+        mismatched += self._put_layers(model, linear)
+        missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        return {"missing_keys": sorted(set(missing) - set(mismatched)), "mismatched_keys": sorted(mismatched)}
+
+    def replace_linear(self, model: PreTrainedModel) -> None:
+        """Put layers in the file's own bits in the places of a model that has its weights; the others stay."""
+        self._put_layers(model, self._linear(model))
+
+    def _put_layers(self, model: PreTrainedModel, names: list[str]) -> list[str]:
+        """Put layers there; the weights whose sizes are others."""
+        mismatched = []
+        for name in names:
             place: Any = model.get_submodule(name)
             layer = self.layer(name, place.bias)
             assert layer is not None
-            if (layer.out_features, layer.in_features) != tuple(wanted[f"{name}.weight"]):
+            if (layer.out_features, layer.in_features) != tuple(place.weight.shape):
                 mismatched.append(f"{name}.weight")
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, layer)
-        missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-        return {"missing_keys": sorted(set(missing) - set(mismatched)), "mismatched_keys": sorted(mismatched)}
+        return mismatched
 
     def _linear(self, model: PreTrainedModel) -> list[str]:
         """Names of the linear layers that the file has in fewer bits."""
@@ -246,12 +257,22 @@ def load_gguf(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple
 
 def kept_bytes(path: Path, itemsize: int) -> int:
     """What a file's weights take in memory in their own bits, the ordinary ones at so many bytes a number."""
-    bits = 0.0
-    for tensor in read_gguf(path)[1]:
-        ordinary = tensor.kind.name in ORDINARY or tensor.name == "token_embd.weight"
-        each = 8 * itemsize if ordinary else BITS_OF_GROUPS if tensor.kind.name in GROUPS_OF_32 else 8
-        bits += each * prod(tensor.shape)
-    return round(bits / 8)
+    tensors = read_gguf(path)[1]
+    return round(sum(_num_bits(t, itemsize, ordinary=t.name == "token_embd.weight") for t in tensors) / 8)
+
+
+def kept_head_bytes(path: Path, itemsize: int) -> int:
+    """Of these, what the output head takes, which may be the embedding once more."""
+    by_name = {tensor.name: tensor for tensor in read_gguf(path)[1]}
+    head = by_name.get("output.weight") or by_name.get("token_embd.weight")
+    return 0 if head is None else round(_num_bits(head, itemsize) / 8)
+
+
+def _num_bits(tensor: StoredTensor, itemsize: int, ordinary: bool = False) -> float:
+    """Bits that a tensor's weights become."""
+    ordinary = ordinary or tensor.kind.name in ORDINARY
+    each = 8 * itemsize if ordinary else BITS_OF_GROUPS if tensor.kind.name in GROUPS_OF_32 else 8
+    return float(each * prod(tensor.shape))
 
 
 def describe_bits(path: Path) -> str:

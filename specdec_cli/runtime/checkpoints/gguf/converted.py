@@ -1,82 +1,25 @@
-"""Where a checkpoint lies: a folder, a hub id, or a GGUF file that is converted once and cached."""
+"""A GGUF file as an ordinary folder: converted once to safetensors in bfloat16, and cached by its content."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
-import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, gguf_failure
 from specdec_cli.runtime.devices import out_of_memory
 
 # Part of the cache's key: raise it when what is written changes.
 CONVERSION_VERSION = 1
-# The pair that ships inside the package.
-EMBEDDED = {f"demo:{role}": Path(__file__).parents[2] / "demo" / role for role in ("target", "draft")}
-Report = Callable[[str], None]
-
-
-def report_errors_only() -> None:
-    """No bars and no warnings of transformers', nor the hub's line for each retry: an error says it all once."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    hub.set_verbosity_error()
-
-
-def locate(source: str, option: str, report: Report, weights: bool = True) -> str:
-    """A folder that from_pretrained can read, or a hub id.
-
-    Args:
-        source: what the user gave.
-        option: the option it came from, for messages.
-        report: told in a line what takes long.
-        weights: whether they will be read; without them a GGUF file need not be converted.
-
-    Raises:
-        UsageError: there is no such folder or file, or it holds no checkpoint.
-    """
-    if source in EMBEDDED:
-        return str(EMBEDDED[source])
-    path = Path(source).expanduser()
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise UsageError(f"{option} {source} is a file but no .gguf: give the checkpoint's folder")
-        return str(gguf_as_folder(path, option, report, weights))
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            return str(path)
-        gguf_files = sorted(path.glob("*.gguf"))
-        if len(gguf_files) == 1:
-            return str(gguf_as_folder(gguf_files[0], option, report, weights))
-        what = f"{len(gguf_files)} .gguf files: name one of them" if gguf_files else "no config.json"
-        raise UsageError(f"{option} {source} is a folder with {what}")
-    looks_like_a_path = source.startswith((".", "/", "~")) or source.endswith(".gguf") or source.count("/") > 1
-    if looks_like_a_path or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-        raise UsageError(f"{option} {source} does not exist: give a folder, a .gguf file or a hub id")
-    return source
-
-
-def gguf_file(source: str) -> Path | None:
-    """The .gguf file that `locate` would take for this source; None where that is something else."""
-    path = Path(source).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(path.glob("*.gguf"))
-        return files[0] if len(files) == 1 else None
-    return path if path.is_file() and path.suffix.lower() == ".gguf" else None
 
 
 def is_converted(path: Path) -> bool:
@@ -128,19 +71,9 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
             (_convert if weights else _convert_metadata)(path, unfinished)
         os.replace(unfinished, folder)
-    except ImportError as error:
-        raise SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'") from error
-    except (ValueError, LookupError, RuntimeError, OSError, SafetensorError, struct.error) as error:
-        if (folder / "config.json").is_file():  # another process was faster
-            return folder
-        reason = " ".join(str(error).split())[:200]
-        if "No space left" in reason:
-            raise SpecdecError(
-                f"{option} {path.name} cannot be converted ({reason}): free some, or set SPECDEC_CACHE to another disk"
-            ) from error
-        raise SpecdecError(
-            f"{option} {path.name} cannot be read ({reason}): download it again, or use the model's safetensors"
-        ) from error
+    except READING_FAILS as error:
+        if not (folder / "config.json").is_file():  # else another process was faster
+            raise gguf_failure(error, option, path) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

@@ -1,0 +1,127 @@
+"""How large a checkpoint is, without its weights: parameters by the model's shape, bytes by its files' headers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import errors as hub
+from huggingface_hub import (
+    get_local_safetensors_metadata,
+    get_safetensors_metadata,
+    is_offline_mode,
+    parse_local_safetensors_file_metadata,
+)
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
+
+from specdec_cli.runtime.checkpoints.locate import Place
+from specdec_cli.runtime.checkpoints.reading import READING_FAILS
+
+# Names under which configurations say how many experts a token visits.
+ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of weights, by the shape of the model.
+
+    Attributes:
+        parameters: tied ones counted once.
+        step_parameters: those that decoding one token reads: without an input embedding that is not the head too (one
+            row of it is read), and with the experts that a token visits.
+        caveat: what `step_parameters` could not know; empty where all is known.
+        table: of the input embedding.
+        head: of the output head, which may be the same ones; 0 without a head.
+        tied: the head's weights are the embedding's.
+        linear_head: the head is a linear layer.
+    """
+
+    parameters: int
+    step_parameters: int
+    caveat: str
+    table: int
+    head: int
+    tied: bool
+    linear_head: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The weights' files.
+
+    Attributes:
+        bytes: as the checkpoint is stored; None where its files could not be looked into.
+        source: where that figure comes from.
+        damage: why the files that are here cannot be loaded; empty where nothing speaks against it.
+    """
+
+    bytes: int | None
+    source: str
+    damage: str = ""
+
+
+def sizes_of(skeleton: PreTrainedModel, config: PreTrainedConfig) -> Sizes:
+    """Count a model without data."""
+    parameters = num_parameters(skeleton)
+    table, head = skeleton.get_input_embeddings().weight, skeleton.get_output_embeddings()
+    tied = head is None or head.weight is table
+    step = parameters if tied else parameters - table.numel()
+    experts = [p for name, p in skeleton.named_parameters() if re.search(r"\.experts\.", name)]
+    caveat = ""
+    if experts:
+        text = config.get_text_config(decoder=True)
+        active = next((n for name in ACTIVE_EXPERTS if (n := getattr(text, name, None))), None)
+        if active is not None and all(p.ndim == 3 for p in experts):
+            step -= sum(prod(p.shape[1:]) * max(0, p.shape[0] - active) for p in experts)
+            caveat = "a pass over several tokens reads more experts than a step"
+        else:
+            caveat = "all experts are counted, since its config does not tell how many a token visits"
+    head_size = 0 if head is None else sum(parameter.numel() for parameter in head.parameters())
+    return Sizes(parameters, step, caveat, table.numel(), head_size, tied, type(head) is nn.Linear)
+
+
+def num_parameters(skeleton: PreTrainedModel) -> int:
+    """Parameters, tied ones counted once."""
+    return sum(p.numel() for p in skeleton.parameters())
+
+
+def stored_at(place: Place) -> Stored:
+    """Look into the headers of the weights' files; on a hub, into those of its copies there."""
+    headers, options = "safetensors headers", place.hub_options
+    if place.gguf is not None:
+        return Stored(place.gguf.stat().st_size, "the size of the GGUF file")
+    try:
+        if Path(place.path).is_dir():
+            folder = Path(place.path)
+            return Stored(_header_bytes(get_local_safetensors_metadata(folder)), headers, _cut_short(folder))
+        if place.settings.offline or is_offline_mode():
+            found = cached_file(place.path, "config.json", **options | {"local_files_only": True})
+            return Stored(_header_bytes(get_local_safetensors_metadata(Path(found).parent)), headers)
+        return Stored(_header_bytes(get_safetensors_metadata(place.path, revision=place.settings.revision)), headers)
+    except hub.SafetensorsParsingError as error:
+        return Stored(None, "config.json", " ".join(str(error).split())[:120])
+    except (*READING_FAILS, hub.NotASafetensorsRepoError):
+        return Stored(None, "config.json")  # weights in another form, or not here yet: the configuration has to do
+
+
+def _cut_short(folder: Path) -> str:
+    """The first safetensors file that ends before its header says, as after a download that broke off."""
+    for path in sorted(folder.glob("*.safetensors")):
+        metadata = parse_local_safetensors_file_metadata(path)
+        end = max((tensor.data_offsets[1] for tensor in metadata.tensors.values()), default=0)
+        with path.open("rb") as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+        if path.stat().st_size < begin + end:
+            return f"{path.name} has {path.stat().st_size:,} bytes where its header tells of {begin + end:,}"
+    return ""
+
+
+def _header_bytes(metadata: Any) -> int:
+    """Bytes of all tensors in huggingface_hub's safetensors metadata."""
+    tensors = (tensor for file in metadata.files_metadata.values() for tensor in file.tensors.values())
+    return sum(end - begin for begin, end in (tensor.data_offsets for tensor in tensors))
