@@ -31,7 +31,16 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from specdec_cli.cli.options import DraftChoice, DraftQuantize, Dtype, ModelChoice, Quantize, choose_models
+from specdec_cli.cli.bench import TimingOptions
+from specdec_cli.cli.options.models import (
+    DraftChoice,
+    DraftQuantize,
+    Dtype,
+    ModelChoice,
+    Quantize,
+    SeveralDrafts,
+    choose_models,
+)
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import SpecdecError
@@ -118,11 +127,12 @@ def read_sources(args: argparse.Namespace) -> tuple[ModelSettings, list[Source]]
     """
     ks = dict(map(split_k, args.draft or DEMO))
 
-    def models(drafts: Sequence[str], dummy_weights: bool) -> ModelChoice:
-        return choose_models(
-            preset=None, target=args.target, drafts=drafts, dtype=args.dtype, quantize=args.quantize,
-            draft_quantize=args.draft_quantize, draft_vocab=args.draft_vocab, dummy_weights=dummy_weights,
+    def models(drafts: list[str], dummy_weights: bool) -> ModelChoice:
+        loading = TimingOptions(
+            dtype=args.dtype, quantize=args.quantize, draft_quantize=args.draft_quantize,
+            draft_vocab=args.draft_vocab, dummy_weights=dummy_weights,
         )  # fmt: skip
+        return choose_models(SeveralDrafts(target=args.target, draft=drafts), loading)
 
     chosen = models(list(ks), dummy_weights=False)
     sources = [Source(draft, ks[draft.name]) for draft in chosen.drafts]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdec_cli.cli.options import Dtype, choose_models
+from specdec_cli.cli.options.models import Dtype, LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.errors import UsageError
 from specdec_cli.presets import DEFAULT, Preset, load_preset, preset_files, read_preset, shipped_folder
 from specdec_cli.settings import DTYPES
@@ -132,14 +132,16 @@ def test_a_presets_number_type_takes_the_place_of_auto(
 ) -> None:  # fmt: skip
     wish = f"dtype: {in_preset}\n" if in_preset else ""
     path = write(tmp_path, f"target: a/b\ndraft: a/c\nstored_dtype: float16\n{wish}")
-    models = choose_models(preset=str(path), target=None, drafts=drafts, dtype=dtype, draft_dtype=draft_dtype)
+    models = choose_models(
+        SeveralDrafts(preset=str(path), draft=drafts), LoadingOptions(dtype=dtype, draft_dtype=draft_dtype)
+    )
     (draft,) = models.drafts
     assert draft.model is not None
     assert (models.target.dtype, draft.model.dtype) == expected
 
 
 def test_beside_a_target_no_presets_number_type_counts() -> None:
-    models = choose_models(preset=None, target="a/b", drafts=["a/c"], dtype=Dtype.auto)
+    models = choose_models(SeveralDrafts(target="a/b", draft=["a/c"]), LoadingOptions(dtype=Dtype.auto))
     assert models.target.dtype == "auto"
 
 

@@ -1,20 +1,24 @@
 """The command line: options become settings. Torch is imported by the commands that need it, never here.
 
-One module a subcommand; what several of them take stands in `options`.
+One module a subcommand: its options, as a dataclass, and the function that makes settings of them, checks those against
+each other and runs the command. What several of them take stands in `options`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from specdec_cli import __version__
-from specdec_cli.cli.bench import bench, sweep_k
+from specdec_cli.cli.bench import bench
 from specdec_cli.cli.generate import generate
+from specdec_cli.cli.options.declare import flat
 from specdec_cli.cli.pair_check import pair_check
 from specdec_cli.cli.predict import predict
 from specdec_cli.cli.presets import presets
+from specdec_cli.cli.sweep_k import sweep_k
 
 app = typer.Typer(
     name="specdec",
@@ -43,11 +47,13 @@ def _root(
     pass
 
 
-app.command(epilog='Example: specdec generate "def fibonacci(n):" --max-new-tokens 64 --show-draft')(generate)
-app.command(epilog="Example: specdec bench --limit 6 --max-new-tokens 64")(bench)
-app.command("sweep-k", epilog="Example: specdec sweep-k --k 1-8 --limit 6 --plot sweep.png")(sweep_k)
-app.command("pair-check", epilog="Example: specdec pair-check -t ./target -d ./draft -d early-exit:4 --probe")(
-    pair_check
-)
-app.command(epilog="Example: specdec predict --alpha 0.8 --cost 0.05 --k 1-16 --simulate 40000")(predict)
-app.command(epilog="Example: specdec presets --format json")(presets)
+def _add(command: Callable[[Any], int], name: str, example: str) -> None:
+    app.command(name, epilog=f"Example: specdec {name} {example}")(flat(command))
+
+
+_add(generate, "generate", '"def fibonacci(n):" --max-new-tokens 64 --show-draft')
+_add(bench, "bench", "--limit 6 --max-new-tokens 64")
+_add(sweep_k, "sweep-k", "--k 1-8 --limit 6 --plot sweep.png")
+_add(pair_check, "pair-check", "-t ./target -d ./draft -d early-exit:4 --probe")
+_add(predict, "predict", "--alpha 0.8 --cost 0.05 --k 1-16 --simulate 40000")
+_add(presets, "presets", "--format json")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from specdec_cli.cli import options as o
+from specdec_cli.cli.options.declare import flag, option
+from specdec_cli.cli.options.models import LoadingOptions, ModelChoice, SeveralDrafts, choose_models
+from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
+from specdec_cli.cli.running import reader_may_leave, silence_libraries
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import AUTO
 
 CHECKS = "Checks"
 
@@ -22,91 +23,78 @@ class CheckFormat(StrEnum):
     markdown = "markdown"
 
 
-def pair_check(
-    preset: o.PresetOption = None,
-    target: o.TargetOption = None,
-    draft: o.DraftsOption = None,
-    device: o.DeviceOption = "auto",
-    draft_device: o.DraftDeviceOption = None,
-    dtype: o.DtypeOption = o.Dtype.auto,
-    draft_dtype: o.DraftDtypeOption = None,
-    quantize: o.QuantizeOption = o.Quantize.keep,
-    draft_quantize: o.DraftQuantizeOption = o.DraftQuantize.keep,
-    draft_vocab: o.DraftVocabOption = AUTO,
-    revision: o.RevisionOption = None,
-    draft_revision: o.DraftRevisionOption = None,
-    offline: o.OfflineOption = False,
-    trust_remote_code: o.TrustOption = False,
+@dataclass(frozen=True, kw_only=True)
+class PairCheckOptions:
+    """Everything that `specdec pair-check` takes."""
+
+    pair: SeveralDrafts
+    loading: LoadingOptions
     context: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "--context",
+            panel=CHECKS,
             help="Tokens that memory is counted for (default: 4096, or the pair's context if shorter).",
-            rich_help_panel=CHECKS,
-            show_default=False,
         ),
-    ] = None,
+    ] = None
     probe: Annotated[
         bool,
-        o.flag("--probe", panel=CHECKS, help="Load both and measure: caches, acceptance, costs, predicted speedup."),
-    ] = False,
+        flag("--probe", panel=CHECKS, help="Load both and measure: caches, acceptance, costs, predicted speedup."),
+    ] = False
     prompts: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "--prompts",
+            panel=CHECKS,
             help="For --probe: FILE of lines or JSONL, or a built-in set: mixed, editing, code.",
-            rich_help_panel=CHECKS,
-            show_default=False,
         ),
-    ] = None,
-    strict: Annotated[bool, o.flag("--strict", panel=CHECKS, help="A warning counts as incompatible.")] = False,
-    output_format: Annotated[
-        CheckFormat, typer.Option("--format", help="What goes to stdout.", rich_help_panel=o.OUTPUT)
-    ] = CheckFormat.table,
-    output: o.OutputOption = None,
-    quiet: o.QuietOption = False,
-) -> int:
+    ] = None
+    strict: Annotated[bool, flag("--strict", panel=CHECKS, help="A warning counts as incompatible.")] = False
+    output_format: Annotated[CheckFormat, FORMAT] = CheckFormat.table
+    output: OutputOptions
+
+
+def pair_check(options: PairCheckOptions) -> int:
     """Will these work together, here, and is it worth trying: told without reading a weight.
 
     Exit code: 0 every draft is compatible, 3 one is not, 1 it could not be told, 4 --probe ran out of memory.
     """
-    from specdec_cli.reports.export import check_writable
-
-    models = o.choose_models(
-        preset=preset, target=target, drafts=draft or [], device=device,
-        draft_device=draft_device, dtype=dtype, draft_dtype=draft_dtype,
-        quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, revision=revision,
-        draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    for choice in models.drafts:
-        if choice.model is None and choice.spec.own_layers is None:
-            raise UsageError(
-                f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
-                "or early-exit:N (specdec bench measures this one)"
-            )
-        if choice.model is None and not probe:
-            raise UsageError(
-                f"--draft {choice.name} is the target itself, so there is nothing to compare: add --probe to measure"
-            )
-    if context is not None and context < 1:
-        raise UsageError(f"--context must be 1 or above, not {context}")
-    if prompts is not None and not probe:
+    models = choose_models(options.pair, options.loading)
+    _require_models(models, options.probe)
+    if options.context is not None and options.context < 1:
+        raise UsageError(f"--context must be 1 or above, not {options.context}")
+    if options.prompts is not None and not options.probe:
         raise UsageError("--prompts is for what is measured: add --probe")
-    if output is not None:
-        check_writable(output, "--output")
-    o.silence_libraries(quiet)
+    require_files({"--output": options.output.output})
+    silence_libraries(options.output.quiet)
 
     from specdec_cli.commands import pair_check as command
 
-    return o.reader_may_leave(
+    return reader_may_leave(
         command.run,
         command.PairCheckRequest(
             target=models.target,
-            drafts=tuple((choice.spec, choice.model) for choice in models.drafts),
-            context=context,
-            probe=probe,
-            prompts=prompts,
-            strict=strict,
-            output_format=output_format.value,
-            output=output,
-            quiet=quiet,
+            drafts=tuple((draft.spec, draft.model) for draft in models.drafts),
+            context=options.context,
+            probe=options.probe,
+            prompts=options.prompts,
+            strict=options.strict,
+            output_format=options.output_format.value,
+            output=options.output.output,
+            quiet=options.output.quiet,
         ),
     )
+
+
+def _require_models(models: ModelChoice, probe: bool) -> None:
+    """Of every draft something to compare with the target: a checkpoint, or for --probe the target's own layers."""
+    for draft in models.drafts:
+        if draft.model is None and draft.spec.own_layers is None:
+            raise UsageError(
+                f"--draft {draft.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
+                "or early-exit:N (specdec bench measures this one)"
+            )
+        if draft.model is None and not probe:
+            raise UsageError(
+                f"--draft {draft.name} is the target itself, so there is nothing to compare: add --probe to measure"
+            )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from specdec_cli.cli.options import reader_may_leave
+from specdec_cli.cli.options.declare import option
+from specdec_cli.cli.running import reader_may_leave
 
 
 class ListFormat(StrEnum):
@@ -17,10 +17,15 @@ class ListFormat(StrEnum):
     json = "json"
 
 
-def presets(
-    output_format: Annotated[ListFormat, typer.Option("--format", help="What goes to stdout.")] = ListFormat.table,
-) -> int:
+@dataclass(frozen=True)
+class PresetsOptions:
+    """Everything that `specdec presets` takes."""
+
+    output_format: Annotated[ListFormat, option("--format", help="What goes to stdout.")] = ListFormat.table
+
+
+def presets(options: PresetsOptions) -> int:
     """List the pairs that have a name, with what they need."""
     from specdec_cli.commands import presets as command
 
-    return reader_may_leave(command.run, output_format.value)
+    return reader_may_leave(command.run, options.output_format.value)

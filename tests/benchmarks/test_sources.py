@@ -13,7 +13,7 @@ import pytest
 from records import run_of
 from running import benchmark_script
 
-from specdec_cli.cli.options import DraftChoice
+from specdec_cli.cli.options.models import DraftChoice
 from specdec_cli.drafters.spec import parse_draft
 from specdec_cli.errors import UsageError
 from specdec_cli.prompts import builtin_prompts

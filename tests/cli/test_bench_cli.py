@@ -1091,7 +1091,7 @@ def test_help_names_every_option_has_an_example_and_keeps_to_80_columns(
 
 
 def test_exports_named_in_help_are_those_there_are() -> None:
-    from specdec_cli.cli.bench import EXPORT_TOOLS
+    from specdec_cli.cli.sweep_k import EXPORT_TOOLS
     from specdec_cli.reports.recommend import TOOLS
 
     assert re.split(", | or ", EXPORT_TOOLS) == list(TOOLS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from specdec_cli.cli.options import choose_models
+from specdec_cli.cli.options.models import LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.drafters import MODULES
 from specdec_cli.drafters.spec import DraftSpec, Source, parse_draft
 from specdec_cli.errors import UsageError
@@ -127,7 +127,8 @@ def test_what_commands_ask_of_a_spec() -> None:
 
 
 def test_only_a_model_gets_settings_of_a_model() -> None:
-    models = choose_models(preset=None, target="a/b", drafts=["ngram", "a/c", "ngram+a/c", "lookahead", "none"])
+    pair = SeveralDrafts(target="a/b", draft=["ngram", "a/c", "ngram+a/c", "lookahead", "none"])
+    models = choose_models(pair, LoadingOptions())
     assert [draft.model and draft.model.source for draft in models.drafts] == [None, "a/c", "a/c", None, None]
     assert [draft.name for draft in models.drafts] == ["ngram", "a/c", "ngram+a/c", "lookahead", "none"]
     assert models.drafts[1].model == models.drafts[2].model
