@@ -30,6 +30,7 @@ lint: $(VENV)/.installed-test
 fix: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tests/helpers/source_map.py
 
 unit: $(VENV)/.installed-test
 	$(TEST_ENV) $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal

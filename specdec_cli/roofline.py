@@ -1,4 +1,4 @@
-"""What a step costs on a machine that is known by two figures only, and with it c and v(K).
+"""What a step costs, and with it c and v(K), by two figures of a machine: bandwidth and operations a second.
 
 Decoding one token streams every weight once and spends about two floating-point operations on each: about one
 operation a byte in 16 bit, where a data centre's accelerator needs hundreds to be busy. So the time is nearly all

@@ -1,4 +1,4 @@
-"""Logits to probabilities, the one way in which target and draft both go it.
+"""Logits to probabilities and to a sampled id, by the same functions for target and draft.
 
 Speculative decoding is exact for whatever distribution the *warped* logits define, as long as the target and
 the draft are warped alike and each position is warped with the prefix that it really has. So there is one

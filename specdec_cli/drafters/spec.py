@@ -1,4 +1,4 @@
-"""What --draft may say.
+"""What --draft may say, and how it is read.
 
     none                          plain decoding
     ngram, ngram:max=4,min=2      what followed the last n tokens when they last stood in the text

@@ -1,4 +1,4 @@
-"""What followed before, in this text and in all earlier ones of the run, the more of it the surer it is.
+"""What most often followed the last tokens before, in this text and in all earlier ones of the run.
 
 Prompt lookup copies as many tokens as it is asked for from the last match of a few. Here the match is as long as it can
 be, all its occurrences vote, and the draft is as long as the match is good: after SuffixDecoding (Oliaro et al.,

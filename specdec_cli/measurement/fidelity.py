@@ -1,4 +1,4 @@
-"""How far a quantised target is from itself: the rounded weights' distributions beside those of the whole ones.
+"""How far a quantised target is from the one it was made of: their distributions on the same texts, compared.
 
 Both models read the same texts, the answers of the rounded one; after every token of an answer their distributions at
 temperature 1 are compared. An overlap of .97 means that of a hundred tokens sampled from one, three must be others to

@@ -1,4 +1,4 @@
-"""Passes over a cache in tensor operations alone: whatever changes from round to round is a tensor, not a number.
+"""A cache of fixed shapes, so that passes can be recorded or compiled: what changes is a tensor, not a number.
 
 What records a pass once and repeats it (a CUDA graph) repeats every number of Python's as it was then. Here the length
 of the cache is a tensor, from which positions and mask follow; keys and values are written by index into buffers that
