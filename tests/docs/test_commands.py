@@ -27,6 +27,7 @@ from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script
 
 from specdec_cli.commands import bench, generate, pair_check, predict, presets
+from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
 # Appended to a command that is run, so that it takes a moment instead of minutes. Nothing else is changed.
@@ -34,11 +35,12 @@ SHORTER = {
     "generate": ("--max-new-tokens", "4"),
     "bench": ("--limit", "1", "--max-new-tokens", "4"),
     "bench --check-distribution": ("--k", "1"),
-    "sweep-k": ("--limit", "1", "--max-new-tokens", "4", "--k", "1,3"),
+    "sweep-k": ("--limit", "1", "--max-new-tokens", "4", "--k", "2"),
     "pair-check --probe": ("--prompts", "prompts.jsonl"),
     "predict --simulate": ("--simulate", "100"),
     "benchmarks/sources.py": ("--limit", "1", "--tokens", "4"),
 }
+SAMPLES = 50  # of --check-distribution, in place of 500
 # Why a command may be read without being run.
 REASONS = {
     "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs the real pair",
@@ -83,6 +85,7 @@ def folder(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     (tmp_path / "corpus.txt").write_text(builtin_prompts("code")[0].turns[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(check_first_tokens, "__defaults__", (SAMPLES,))
     return tmp_path
 
 

@@ -52,7 +52,7 @@ def options_of_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def options_named(text: str) -> set[str]:
     """What looks like a long option."""
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text))
+    return set(re.findall(r"(?<![\w-])--[a-z](?:[a-z0-9-]*[a-z0-9])?", text))
 
 
 # Options
