@@ -18,17 +18,12 @@ from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError
+from specdec_cli.measurement.cache_check import PREFIX, Agreement, check_cache
 from specdec_cli.measurement.fidelity import Fidelity, compare, greedy_answers
 from specdec_cli.measurement.hardware import environment
-from specdec_cli.measurement.probe import (
-    PREFIX,
-    Agreement,
-    check_cache,
-    measure_acceptance,
-    measure_costs,
-    recommendation,
-)
-from specdec_cli.measurement.probe import record as probe_record
+from specdec_cli.measurement.probe import measure_acceptance, measure_costs
+from specdec_cli.measurement.probe_advice import recommendation
+from specdec_cli.measurement.probe_advice import record as probe_record
 from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_prompts
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file

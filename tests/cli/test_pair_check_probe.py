@@ -18,19 +18,11 @@ from specdec_cli.commands import pair_check as command
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.errors import OutOfMemoryError, SpecdecError
-from specdec_cli.measurement import probe
-from specdec_cli.measurement.probe import (
-    TOLERANCE,
-    Acceptance,
-    Costs,
-    best_k,
-    check_cache,
-    clustered_mean,
-    measure_acceptance,
-    measure_costs,
-    predict,
-    recommendation,
-)
+from specdec_cli.measurement import probe, probe_advice
+from specdec_cli.measurement.cache_check import TOLERANCE, check_cache
+from specdec_cli.measurement.probe import Acceptance, Costs, measure_acceptance, measure_costs
+from specdec_cli.measurement.probe_advice import best_k, predict, recommendation
+from specdec_cli.measurement.statistics import clustered_mean
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.pair import Pair
@@ -415,7 +407,7 @@ def test_a_disturbed_machine_is_told_about(scatter: float, use: bool | None) -> 
 @pytest.fixture
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here while the tests do."""
-    monkeypatch.setattr(probe, "DISTURBED", math.inf)
+    monkeypatch.setattr(probe_advice, "DISTURBED", math.inf)
 
 
 def test_the_demo_pair_is_measured(quiet_machine: None, specdec: Specdec) -> None:
