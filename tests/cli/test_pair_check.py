@@ -15,8 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from specdec_cli.commands import pair_check as command
+from specdec_cli.runtime.checkpoints import sources
 from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_checkpoint
-from specdec_cli.runtime.pairs import resources, sources
+from specdec_cli.runtime.pairs import resources
 from specdec_cli.runtime.pairs.checks import Check, undecided, verdict
 from specdec_cli.settings import ModelSettings
 

@@ -49,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "REPEATS", (2, 2))
     monkeypatch.setattr(probe, "WARM_UP", 1)
     monkeypatch.setattr(probe, "NEW_TOKENS", 10)
-    monkeypatch.setattr(command, "BUILT_IN_PROMPTS", 2)
+    monkeypatch.setattr(command.probing, "BUILT_IN_PROMPTS", 2)
 
 
 def cached(family: str = "llama", **overrides: Any) -> TransformersModel:
@@ -481,7 +481,7 @@ def test_the_targets_own_layers_are_measured(
 def test_own_layers_that_are_not_there_are_not_loaded(
     pair: tuple[str, ...], specdec: Specdec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "load_pair", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(command.probing, "load_pair", lambda *_: pytest.fail("it was loaded"))
     code, out, _ = specdec("pair-check", *pair[:2], "-d", "early-exit:4", "--probe", "--format", "json")
     assert code == 3
     (failed,) = (check for check in json.loads(out)["checks"] if check["status"] == "fail")
@@ -507,7 +507,7 @@ def test_a_target_whose_layers_cannot_be_cut_is_told_with_the_remedy(
 
 
 def test_an_incompatible_pair_is_not_loaded(specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "load_pair", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(command.probing, "load_pair", lambda *_: pytest.fail("it was loaded"))
     recurrent = tiny.save(tmp_path / "d", tiny.model("mamba"))
     target = tiny.save(tmp_path / "t")
     code, out, _ = specdec("pair-check", "-t", target, "-d", recurrent, "--probe", "--format", "json")
@@ -525,7 +525,7 @@ def test_a_probe_that_fails_keeps_the_other_answers(
     def load(*_: object) -> Pair:
         raise error
 
-    monkeypatch.setattr(command, "load_pair", load)
+    monkeypatch.setattr(command.probing, "load_pair", load)
     found, out, _ = specdec("pair-check", "--probe", "--format", "json")
     document = json.loads(out)
     assert (found, document["compatible"]) == (code, None)
@@ -542,7 +542,7 @@ def test_a_quantised_target_is_compared_with_itself(pair: tuple[str, ...], specd
     document = json.loads(out)
     measured = document["pairs"][0]["probe"]
     assert 0.8 < measured["quantisation"]["overlap"] < 1
-    assert measured["quantisation"]["positions"] == 2 * command.COMPARED_TOKENS
+    assert measured["quantisation"]["positions"] == 2 * command.probing.COMPARED_TOKENS
     assert (measured["target"]["quantize"], measured["draft"]["quantize"]) == ("int8", "int4")
     assert measured["draft"]["head_rows"] < tiny.VOCAB_SIZE
     assert document["settings"]["target"]["quantize"] == "int8"
