@@ -33,7 +33,8 @@ from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
-from specdec_cli.measurement.benchmark import Arm, Contest, LoopArm, Session, benchmark, warm_up
+from specdec_cli.measurement.arms import Arm, LoopArm
+from specdec_cli.measurement.benchmark import Contest, Session, benchmark, warm_up
 from specdec_cli.measurement.hardware import copy_bandwidth, environment, peak_memory
 from specdec_cli.measurement.summary import results
 from specdec_cli.runtime.checkpoints.checkpoint import step_bytes

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -45,20 +44,12 @@ from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import SpecdecError
 from specdec_cli.measurement import summary
-from specdec_cli.measurement.benchmark import (
-    Arm,
-    Contest,
-    LoopArm,
-    PeerArm,
-    Run,
-    Session,
-    benchmark,
-    in_turn,
-    plain_runs,
-    warm_up,
-)
+from specdec_cli.measurement.arms import Arm, LoopArm, PeerArm
+from specdec_cli.measurement.benchmark import Contest, Session, benchmark, in_turn, warm_up
 from specdec_cli.measurement.caveats import caveats
+from specdec_cli.measurement.differences import rounding_of
 from specdec_cli.measurement.hardware import OtherProcesses, environment
+from specdec_cli.measurement.runs import Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean
 from specdec_cli.prompts import Prompt, load_prompts
 from specdec_cli.ranges import parse_range
@@ -168,8 +159,7 @@ def measure(
     """Every prompt with every arm, as a record."""
     questions = [Question(pairs[0], prompt) for prompt in prompts]
     warm_up(contest(sources, pairs), questions[0], tokens)  # with drafters of its own, which learn nothing for later
-    coarsest = pairs[0].checkpoint.coarsest_dtype
-    rounding = torch.finfo(coarsest).eps if coarsest.itemsize < 4 else 0.0
+    rounding = rounding_of(pairs[0].checkpoint.coarsest_dtype)
     session, others = Session(), OtherProcesses()
     measured = contest(sources, pairs)
     with others, Progress(console=Console(stderr=True), transient=True) as progress:
@@ -196,7 +186,7 @@ def ratios(runs: Sequence[Run], sources: Sequence[Source]) -> list[dict[str, Any
     for run in runs:
         if run.k:
             with_prefill.setdefault((run.arm, run.k), []).append(run.end_to_end_tokens_per_s)
-        if run.k and run.peer_of is None:
+        if run.is_speculative:
             speeds.setdefault((run.arm, run.k), []).append(run.tokens_per_s)
     fixed = [arm for arm in speeds if arm[1] != "auto"]
     best = dict(sorted(fixed, key=lambda arm: geometric_mean(speeds[arm]).value))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
@@ -21,8 +18,9 @@ from specdec_cli.errors import INTERRUPTED, SpecdecError, UsageError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.prompts import Prompt
-from specdec_cli.reports.console import PipeConsole
-from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.answers import AnswerWriter, answers_to
+from specdec_cli.reports.console import Aside, PipeConsole
+from specdec_cli.reports.export import document
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
@@ -73,6 +71,11 @@ class Turn:
     steps: list[Step] = field(default_factory=list)
     text: str = ""
 
+    @property
+    def place(self) -> dict[str, int]:
+        """Its prompt and its number there, from 1."""
+        return {"prompt": self.prompt_number, "turn": self.turn_number}
+
     def tokens(self) -> tuple[list[int], list[str]]:
         """Ids and provenance of the whole rounds that there are."""
         token_ids: list[int] = []
@@ -84,77 +87,68 @@ class Turn:
         return token_ids, provenance
 
 
-class _Nowhere(io.TextIOBase):
-    """Swallows what is not for this output format."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-_NOWHERE = cast(TextIO, _Nowhere())
-
-
 def run(request: GenerateRequest) -> int:
     """Generate for every prompt, one after the other; the exit code."""
-    err = PipeConsole(stderr=True, highlight=False)
-
-    def report(line: str) -> None:
-        if not request.quiet:
-            err.print(line, style="dim", markup=False, soft_wrap=True)
-
-    pair = load_pair(request.target, request.draft, report)
-    for note in pair.notes:
-        report(f"note: {note}")
+    aside = Aside(request.quiet)
+    pair = load_pair(request.target, request.draft, aside)
+    aside.notes(pair.notes)
     drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
-    for prompt in request.prompts:  # before the first is answered and a file is opened
-        opening = {"role": "user", "content": prompt.turns[0]}
-        pair.encode([*conversation(prompt, request.system), opening], request.raw)
-    length = draft_length(request.generation.num_draft_tokens)
-    records: list[dict[str, Any]] = []
-    interrupted = False
-    failure: SpecdecError | None = None
-    with ExitStack() as stack:
-        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
-        trace = stack.enter_context(request.trace.open("w", encoding="utf-8")) if request.trace else None
-        shown = out if request.output_format == "text" else _NOWHERE
-        if request.show_draft and shown is out and not request.quiet:
-            err.print(legend(PipeConsole(file=out)))
-        try:
-            for turn in _turns(request, pair):
-                if records:
-                    shown.write("\n")  # a blank line between answers
-                printer = TextPrinter(
-                    shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
-                )
-                try:
-                    _answer(turn, request, pair, drafter, length, printer, partial(_trace, trace, turn))
-                except KeyboardInterrupt:
-                    interrupted = True
-                if turn.generation is not None:
-                    record = _record(request, pair, turn)
-                    records.append(record)
-                    if request.output_format == "jsonl":
-                        out.write(to_json(record) + "\n")
-                        out.flush()
-                    if not request.quiet:
-                        err.print(generation_summary(record), style="dim")
-                    if turn.generation.context_full:
-                        report(f"the context of {pair.target.max_length:,} tokens is full")
-                if interrupted:
-                    report("interrupted: this is what there was")
-                    break
-        except SpecdecError as error:
-            if not records:
-                raise
-            failure = error  # what was answered before is kept
-        if request.output_format == "json" and records:
-            out.write(to_json(records[0] if len(records) == 1 else records, indent=2) + "\n")
-            out.flush()
+    _require_room(request, pair)
+
+    with answers_to(request.output, request.output_format, request.trace) as writer:
+        if request.show_draft and request.output_format == "text":
+            aside.show(legend(PipeConsole(file=writer.text)))
+        interrupted, failure = _answer_all(request, pair, drafter, writer, aside)
+
     if graphs := recorded([pair]):
-        report(graphs)
+        aside(graphs)
     if failure is not None:
         raise failure
     return INTERRUPTED if interrupted else 0
+
+
+def _require_room(request: GenerateRequest, pair: Pair) -> None:
+    """Encode every prompt's first turn, before one is answered and a file is opened.
+
+    Raises:
+        UsageError: one does not fit.
+    """
+    for prompt in request.prompts:
+        opening = {"role": "user", "content": prompt.turns[0]}
+        pair.encode([*conversation(prompt, request.system), opening], request.raw)
+
+
+def _answer_all(
+    request: GenerateRequest, pair: Pair, drafter: Drafter, writer: AnswerWriter, aside: Aside
+) -> tuple[bool, SpecdecError | None]:
+    """Answer turn by turn, and keep what was answered however it ends: whether by Ctrl-C, or by which error.
+
+    Raises:
+        SpecdecError: there was no answer before it.
+    """
+    length = draft_length(request.generation.num_draft_tokens)
+    try:
+        for turn in _turns(request, pair):
+            writer.begin()
+            interrupted = False
+            try:
+                _answer(turn, request, pair, drafter, length, writer)
+            except KeyboardInterrupt:
+                interrupted = True
+            if turn.generation is not None:
+                record = _record(request, pair, turn)
+                writer.add(record)
+                aside.show(generation_summary(record), style="dim")
+                if turn.generation.context_full:
+                    aside(f"the context of {pair.target.max_length:,} tokens is full")
+            if interrupted:
+                aside("interrupted: this is what there was")
+                return True, None
+    except SpecdecError as error:
+        if not writer.records:
+            raise
+        return False, error
+    return False, None
 
 
 def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
@@ -171,34 +165,14 @@ def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
             messages.append({"role": "assistant", "content": turn.text})
 
 
-def _trace(trace: TextIO | None, turn: Turn, step: Step) -> None:
-    if trace is not None:
-        where = {"prompt": turn.prompt_number, "turn": turn.turn_number, "round": len(turn.steps)}
-        trace.write(to_json({**where, **asdict(step)}) + "\n")
-        trace.flush()
-
-
 def _answer(
-    turn: Turn,
-    request: GenerateRequest,
-    pair: Pair,
-    drafter: Drafter,
-    length: DraftLength,
-    printer: TextPrinter,
-    on_step: Callable[[Step], None],
+    turn: Turn, request: GenerateRequest, pair: Pair, drafter: Drafter, length: DraftLength, writer: AnswerWriter
 ) -> None:
     """Run one generation, showing and keeping each round as it ends."""
     settings = request.generation
+    stopping = _stopping(settings, pair)
+    printer = TextPrinter(writer.text, request.show_draft, partial(safe_length, stop_strings=settings.stop_strings))
     stream = pair.text_stream()
-    end_ids = pair.special_ids(settings.stop_strings)
-    if not settings.ignore_end_token:
-        end_ids |= pair.checkpoint.end_ids
-    stopping = Stopping(
-        settings.max_new_tokens,
-        end_ids,
-        settings.stop_strings,
-        pair.text_stream(),
-    )
     provenance: str = "plain"
     try:
         with out_of_memory("for the text and its cache", "shorten the prompt or choose a smaller model"):
@@ -215,19 +189,30 @@ def _answer(
             turn.generation = generation
             for step in generation:
                 turn.steps.append(step)
-                on_step(step)
+                writer.add_round(turn.place | {"round": len(turn.steps)}, step)
                 for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
                     printer.push(stream.push(token_id), provenance)
                 printer.show_safe()
     finally:
-        # The rounds decide, not how much of the last one was shown when Ctrl-C came.
-        ended = bool(turn.steps) and turn.steps[-1].finish_reason == "stop"
-        text = stopping.text if ended else None
-        if text is None:
-            stream = pair.text_stream()
-            text = "".join([*map(stream.push, turn.tokens()[0]), stream.flush()])
+        text = _text_of(turn, stopping, pair)
         printer.push(text[len(printer.text) :], provenance)
         turn.text = printer.finish(len(text))
+
+
+def _stopping(settings: GenerationSettings, pair: Pair) -> Stopping:
+    end_ids = pair.special_ids(settings.stop_strings)
+    if not settings.ignore_end_token:
+        end_ids |= pair.checkpoint.end_ids
+    return Stopping(settings.max_new_tokens, end_ids, settings.stop_strings, pair.text_stream())
+
+
+def _text_of(turn: Turn, stopping: Stopping, pair: Pair) -> str:
+    """Up to a stop string, or of the whole rounds: they decide, not how much of the last one Ctrl-C let through."""
+    ended = bool(turn.steps) and turn.steps[-1].finish_reason == "stop"
+    if ended and stopping.text is not None:
+        return stopping.text
+    stream = pair.text_stream()
+    return "".join([*map(stream.push, turn.tokens()[0]), stream.flush()])
 
 
 def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
@@ -240,8 +225,7 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
     return document(
         environment(*pair.devices),
         _settings(request, pair),
-        prompt=turn.prompt_number,
-        turn=turn.turn_number,
+        **turn.place,
         text=turn.text,
         token_ids=token_ids,
         prompt_tokens=len(turn.prompt_ids),

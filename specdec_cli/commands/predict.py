@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import random
-import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.prediction import MOST_ROUNDS, PLOTTED_ROUNDS, Costs, Estimate, curves, predictions
-from specdec_cli.reports.console import PipeConsole
-from specdec_cli.reports.export import document, to_json, whole_file
+from specdec_cli.reports.console import output, table_console
+from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.predict import headline, predict_report, rows, short_rows
 from specdec_cli.reports.rows import to_csv, to_markdown
-
-PLAIN_WIDTH = 100  # of a table in a file
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,7 @@ def _settings(request: PredictRequest) -> dict[str, object]:
 
 
 def _show(request: PredictRequest, record: dict[str, Any]) -> None:
-    with ExitStack() as stack:
-        out = stack.enter_context(whole_file(request.output)) if request.output else sys.stdout
+    with output(request.output) as out:
         if request.output_format == "json":
             out.write(to_json(record, indent=2) + "\n")
         elif request.output_format == "jsonl":
@@ -98,6 +92,5 @@ def _show(request: PredictRequest, record: dict[str, Any]) -> None:
         elif request.output_format == "markdown":
             out.write(to_markdown(short_rows(record)))
         else:
-            width = None if out.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-            PipeConsole(file=out, highlight=False, width=width).print(predict_report(record))
+            table_console(out).print(predict_report(record))
         out.flush()

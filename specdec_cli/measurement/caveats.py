@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specdec_cli.measurement.benchmark import Run, plain_runs
+from specdec_cli.measurement.runs import ArmId, Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean, outliers
 from specdec_cli.measurement.summary import block, decoding
 from specdec_cli.quantities import counted
-from specdec_cli.settings import KChoice
 
 # With fewer, resampling them covers the truth less often than the 95 % it says.
 ENOUGH_ANSWERS = 6
@@ -111,13 +110,13 @@ def _few_answers(runs: Sequence[Run]) -> list[Caveat]:
 
 
 def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
-    judged: dict[tuple[str, KChoice, float], int] = {}
+    judged: dict[tuple[ArmId, float], int] = {}
     for run in runs:
-        if run.k and run.peer_of is None:
-            key = (run.arm, run.k, run.temperature)
+        if run.is_speculative:
+            key = (run.arm_id, run.temperature)
             judged[key] = judged.get(key, 0) + sum(run.judged_at)
     if not judged or min(judged.values()) >= ENOUGH_POSITIONS:
         return []
-    name, k, _ = key = min(judged, key=lambda entry: judged[entry])
-    detail = f"alpha rests on {judged[key]} judged positions ({name}, K {k})"
+    arm, _ = key = min(judged, key=lambda entry: judged[entry])
+    detail = f"alpha rests on {judged[key]} judged positions ({arm.name}, K {arm.k})"
     return [Caveat("few_tokens", detail, "raise --limit or --max-new-tokens")]

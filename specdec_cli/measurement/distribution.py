@@ -7,18 +7,24 @@ the target away. Many rounds with different seeds must agree with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_cli.decoding.draft_length import FIRST
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
+from specdec_cli.measurement.arms import LoopArm, arm_id
+from specdec_cli.measurement.benchmark import Contest
+from specdec_cli.measurement.runs import ArmId
 from specdec_cli.measurement.statistics import chi_square
+from specdec_cli.measurement.summary import ALL
 from specdec_cli.settings import SamplingSettings
 
 SAMPLES = 500
@@ -41,6 +47,32 @@ class DistributionCheck:
     samples: int
     p_value: float | None
     passed: bool
+
+
+def check_distributions(
+    results: Sequence[dict[str, Any]],
+    contests: Mapping[float, Contest],
+    prompts: Sequence[Sequence[int]],
+    in_turn: Callable[[Sequence[dict[str, Any]]], Iterable[dict[str, Any]]] = iter,
+) -> None:
+    """Sample every arm above temperature 0, and say in its result's `lossless` what came of it.
+
+    Args:
+        results: as `summary.results` makes them.
+        contests: by temperature, what they were measured of.
+        prompts: ids, to choose one from for each temperature.
+        in_turn: gives the results one by one; may show how far it is.
+    """
+    chosen: dict[float, Sequence[int]] = {}
+    for result in in_turn([r for r in results if r["category"] == ALL and r["temperature"] > 0]):
+        contest = contests[result["temperature"]]
+        arm = next(a for a in contest.arms if arm_id(a) == ArmId(result["draft"], result["k"]))
+        assert isinstance(arm, LoopArm)
+        if result["temperature"] not in chosen:
+            chosen[result["temperature"]] = least_certain(arm.target, prompts, contest.sampling)
+        prompt_ids, k = chosen[result["temperature"]], arm.k if isinstance(arm.k, int) else FIRST
+        check = check_first_tokens(arm.target, arm.drafter, prompt_ids, contest.sampling, k)
+        result["lossless"] |= {"checked": True, "identical": None, "distribution": asdict(check)}
 
 
 def check_first_tokens(

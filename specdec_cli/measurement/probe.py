@@ -1,8 +1,4 @@
-"""A short look at a loaded pair: is what comes out of the caches right, and what does a round cost and bring?
-
-Two models agree on paper more often than in fact. Some compute a block of tokens over a filled cache otherwise than
-the same tokens one by one (their code was only ever run with one), and some caches do not forget what they are told to.
-Both make wrong text without any error, so both are tried against a computation that cannot go wrong in the same way.
+"""A short look at a loaded pair: what does a round cost, and what does it bring?
 
 The costs are measured in turn, not one after the other, so that a machine that warms up or is lent to somebody else
 slows all of them alike.
@@ -10,68 +6,30 @@ slows all of them alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel, ChainModel
 from specdec_cli.decoding.sampling import logits_to_probs, sample
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
-from specdec_cli.measurement.statistics import CONFIDENCE, Interval, proportion
+from specdec_cli.measurement.cache_check import fill
+from specdec_cli.measurement.statistics import Interval, clustered_mean, proportion
 from specdec_cli.settings import SamplingSettings
-from specdec_cli.theory import speedup
 
 MAX_K = 16
 ROUND_K = 4  # drafted a round while acceptance is measured
 NEW_TOKENS = 32
-PREFIX = 32  # tokens in the cache before the block that is tried and timed
 WARM_UP = 2
 # As many repeats as fit into the seconds, but no fewer than the first number and no more than the second.
 REPEATS, ENOUGH_SECONDS = (7, 31), 6.0
 STEP_EVERY = 6  # passes of the target between two of its single steps
 # After so many seconds no further prompt is begun, once two are done.
 ACCEPTANCE_SECONDS = 40.0
-# Single steps that scatter more than the first are told beside the figures; more than the second, and other programs
-# were measured as much as the models.
-SCATTERED, DISTURBED = 0.25, 1.0
-# Greatest difference of a logit, in standard deviations of the logits, that rounding explains. SmolLM2-135M and the
-# demo pair stay below 1e-5 in float32, .03 in float16 and .23 in bfloat16; a block without its mask gives above 1.
-TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-# A predicted gain below this is within what machines differ by from one minute to the next.
-WORTH_USING = 1.05
-Z = 1.959964  # of the normal distribution at 95 %
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Whether a model's cache computes what it must; differences in standard deviations of the logits.
-
-    Attributes:
-        block_against_steps: a block over a filled cache against the same tokens one by one; infinite where one of them
-            is not a number.
-        rollback_against_recompute: logits after a rejection was rolled back against logits that never saw it.
-        tolerance: what rounding explains in this number type.
-    """
-
-    block_against_steps: float
-    rollback_against_recompute: float
-    tolerance: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether rounding explains both."""
-        return max(self.block_against_steps, self.rollback_against_recompute) <= self.tolerance
-
-    def record(self) -> dict[str, float | None]:
-        """For JSON, which has no infinity."""
-        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -126,85 +84,6 @@ class Costs:
         return tuple(seconds / self.target_step_s for seconds in self.verify_s)
 
 
-def check_cache(model: CachedModel, token_ids: Sequence[int], dtype: str) -> Agreement:
-    """Try a model's cache on a text.
-
-    Args:
-        model: its cache is emptied first.
-        token_ids: two or more; the first half fills the cache.
-        dtype: the name of the type that the model computes in.
-    """
-    return Agreement(
-        block_against_steps(model, token_ids), rollback_against_recompute(model, token_ids), TOLERANCE[dtype]
-    )
-
-
-@torch.inference_mode()
-def block_against_steps(model: CachedModel, token_ids: Sequence[int]) -> float:
-    """Greatest difference between the logits of a block over a filled cache and of the same tokens one by one.
-
-    Args:
-        model: its cache is emptied first.
-        token_ids: two or more; the first half fills the cache.
-
-    Returns:
-        in standard deviations of the logits; infinite where one side is not a number.
-    """
-    prefix, block = _halves(model, token_ids)
-    _fill(model, prefix)
-    at_once = model.forward(block, num_logits=len(block))
-    _fill(model, prefix)
-    rows = []
-    for token_id in block:
-        rows.append(model.forward(token_id[None], num_logits=1))
-        model.roll_back(0)
-    return _difference(at_once, torch.cat(rows))
-
-
-@torch.inference_mode()
-def rollback_against_recompute(model: CachedModel, token_ids: Sequence[int]) -> float:
-    """Greatest difference between logits after a rejection was rolled back and logits that never saw it.
-
-    Args:
-        model: its cache is emptied first.
-        token_ids: two or more; the second half follows what is rolled back.
-
-    Returns:
-        as `block_against_steps`.
-    """
-    prefix, block = _halves(model, token_ids)
-    _fill(model, prefix)
-    model.forward(block.flip(0), num_logits=1)  # a draft, of which nothing stays
-    model.roll_back(len(block))
-    after = model.forward(block, num_logits=len(block))
-    model.reset()
-    model.roll_back(0)
-    never = model.forward(torch.cat([prefix, block]), num_logits=len(block))
-    return _difference(after, never)
-
-
-def _halves(model: CachedModel, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    ids = torch.tensor(token_ids, device=model.device)
-    middle = max(1, min(PREFIX, len(ids) // 2))
-    return ids[:middle], ids[middle : middle + MAX_K + 1]
-
-
-def _fill(model: CachedModel, token_ids: Tensor) -> None:
-    model.reset()
-    model.forward(token_ids, num_logits=1)
-    model.roll_back(0)
-
-
-def _difference(logits: Tensor, reference: Tensor) -> float:
-    finite = torch.isfinite(reference)  # minus infinity is a masked token
-    same = torch.equal(finite, torch.isfinite(logits)) and bool(finite.any())
-    if not same or bool(torch.isnan(reference).any() or torch.isnan(logits).any()):
-        return math.inf
-    scale = reference[finite].std().item()
-    greatest = (logits[finite] - reference[finite]).abs().max().item()
-    return greatest / scale if scale > 0 else math.inf
-
-
 @torch.inference_mode()
 def measure_costs(
     target: CachedModel,
@@ -227,7 +106,7 @@ def measure_costs(
     one = torch.tensor(token_ids[-1:], device=draft.device)
     prefix = ids.to(draft.device)[None]
     generator = torch.Generator(draft.device).manual_seed(0)
-    _fill(target, ids)
+    fill(target, ids)
     draft.reset()
     if draft.length < len(ids):
         draft.forward(prefix[0, draft.length :], num_logits=1)
@@ -247,6 +126,17 @@ def measure_costs(
         draft.roll_back(1)
         return seconds
 
+    passes, steps = _in_turn(target_pass, draft_step, longest, clock)
+    step = median(passes[1])
+    low, _, high = quantiles(passes[1], n=4)
+    verify_s = tuple(median(passes[width]) for width in range(2, longest + 1))
+    return Costs(step, median(steps), verify_s, scatter=(high - low) / step)
+
+
+def _in_turn(
+    target_pass: Callable[[int], float], draft_step: Callable[[], float], longest: int, clock: Callable[[], float]
+) -> tuple[dict[int, list[float]], list[float]]:
+    """Seconds of passes, by width, and of the draft's steps: as many as there is time for, after the warm-up."""
     passes: dict[int, list[float]] = {width: [] for width in range(1, longest + 1)}
     steps: list[float] = []
     begun = clock()
@@ -262,10 +152,7 @@ def measure_costs(
                 steps.append(draft_step())
             width = 1 + (place + repeat) % longest
             passes[width].append(target_pass(width))
-    step = median(passes[1])
-    low, _, high = quantiles(passes[1], n=4)
-    verify_s = tuple(median(passes[width]) for width in range(2, longest + 1))
-    return Costs(step, median(steps), verify_s, scatter=(high - low) / step)
+    return passes, steps
 
 
 def measure_acceptance(
@@ -311,100 +198,3 @@ def measure_acceptance(
         overlap_ci=mean[1] if mean else None,
         other_s=median(step.other_s for step in rounds) if rounds else 0.0,
     )
-
-
-def clustered_mean(groups: Sequence[Sequence[float]]) -> tuple[float, Interval] | None:
-    """Mean of probabilities that come in groups of prompts, and its 95 % interval.
-
-    Positions of one prompt are alike, so the variance is that of a ratio of sums over prompts (Cochran, Sampling
-    Techniques, 6.3), or that of independent positions where this is larger; the interval ends at 0 and 1.
-
-    Returns:
-        None without any value.
-    """
-    values = [value for group in groups for value in group]
-    if not values:
-        return None
-    n, mean = len(values), sum(values) / len(values)
-    variance = sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n
-    filled = [group for group in groups if group]
-    if len(filled) > 1:
-        spread = sum((sum(group) - mean * len(group)) ** 2 for group in filled)
-        variance = max(variance, len(filled) / (len(filled) - 1) * spread / n**2)
-    reach = Z * math.sqrt(variance)
-    return mean, (max(0.0, mean - reach), min(1.0, mean + reach))
-
-
-def predict(alpha: float, costs: Costs, overhead_s: float) -> list[float]:
-    """The extended form's speedup for K from 1, with measured c, v and o.
-
-    Args:
-        alpha: of a drafted token.
-        overhead_s: seconds of a round outside both models.
-    """
-    overhead = overhead_s / costs.target_step_s
-    return [speedup(alpha, k, costs.c, v, overhead) for k, v in enumerate(costs.v, start=1)]
-
-
-def best_k(speedups: Sequence[float]) -> int:
-    """The K, from 1, with the highest of them; the smaller where two are equal."""
-    return 1 + max(range(len(speedups)), key=lambda i: (speedups[i], -i))
-
-
-def recommendation(acceptance: Acceptance, costs: Costs) -> tuple[bool | None, str]:
-    """One sentence: use it with K = n and expect about x, or do not, and why.
-
-    Returns:
-        whether to use it, None where that could not be told; and the sentence.
-    """
-    if acceptance.alpha is None or acceptance.alpha_ci is None:
-        return None, "It could not be told, since the texts ended before a round was whole: give others with --prompts."
-    if costs.scatter > DISTURBED:
-        return None, (
-            f"It could not be told: the same step of the target took times that are {costs.scatter:.0%} apart; close "
-            "other programs and measure again."
-        )
-    speedups = predict(acceptance.alpha, costs, acceptance.other_s)
-    k = best_k(speedups)
-    gain = speedups[k - 1]
-    at = f"at temperature {acceptance.temperature:g}"
-    low, high = (predict(bound, costs, acceptance.other_s)[k - 1] for bound in acceptance.alpha_ci)
-    between = f"{low:.2f}x to {high:.2f}x by alpha's {CONFIDENCE:.0%} interval"
-    if costs.scatter > SCATTERED:
-        between += f"; timings scatter by {costs.scatter:.0%}, so close other programs"
-    if gain >= WORTH_USING:
-        return True, f"Use it with --k {k}: expect about {gain:.2f}x {at} ({between})."
-    o = acceptance.other_s / costs.target_step_s
-    if costs.c >= acceptance.alpha:
-        why = f"a draft step costs {costs.c:.2f} target steps, more than an alpha of {acceptance.alpha:.2f} pays for"
-    else:
-        why = (
-            f"alpha is {acceptance.alpha:.2f} where a draft step costs {costs.c:.2f} target steps, verifying "
-            f"{costs.v[k - 1]:.2f} and the rest of a round {o:.2f}"
-        )
-    return False, f"Do not use it: at best {gain:.2f}x ({between}) {at}, K {k}, since {why}."
-
-
-def record(found: Sequence[Acceptance], costs: Costs) -> dict[str, Any]:
-    """Everything measured, and what the extended form makes of it, for JSON."""
-    predicted = []
-    for acceptance in found:
-        if acceptance.alpha is not None:
-            speedups = predict(acceptance.alpha, costs, acceptance.other_s)
-            k = best_k(speedups)
-            every = [{"k": n, "speedup": gain} for n, gain in enumerate(speedups, start=1)]
-            predicted.append(
-                {"temperature": acceptance.temperature, "k": k, "speedup": speedups[k - 1], "speedups": every}
-            )
-    return {
-        "acceptance": [asdict(a) for a in found],
-        "cost": {
-            "target_step_s": costs.target_step_s,
-            "draft_step_s": costs.draft_step_s,
-            "scatter": costs.scatter,
-            "c": costs.c,
-            "v": [{"k": k, "v": v} for k, v in enumerate(costs.v, start=1)],
-            "o": found[0].other_s / costs.target_step_s,
-        },
-        "predicted": predicted,
-    }

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from scipy import stats
 
 Interval = tuple[float, float]
 CONFIDENCE = 0.95
+Z = 1.959964  # of the normal distribution at 95 %
 RESAMPLES = 4_000
 SEED = 20_191
 # Of Iglewicz and Hoaglin's modified z-score: hyperfine's, ten standard deviations if the values are normal.
@@ -78,6 +80,28 @@ def proportion(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, 
         ).confidence_interval  # fmt: skip
         low, high = min(low, float(found.low)), max(high, float(found.high))
     return sum(successes) / total, (low, high)
+
+
+def clustered_mean(groups: Sequence[Sequence[float]]) -> tuple[float, Interval] | None:
+    """Mean of probabilities that come in groups of prompts, and its 95 % interval.
+
+    Positions of one prompt are alike, so the variance is that of a ratio of sums over prompts (Cochran, Sampling
+    Techniques, 6.3), or that of independent positions where this is larger; the interval ends at 0 and 1.
+
+    Returns:
+        None without any value.
+    """
+    values = [value for group in groups for value in group]
+    if not values:
+        return None
+    n, mean = len(values), sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n
+    filled = [group for group in groups if group]
+    if len(filled) > 1:
+        spread = sum((sum(group) - mean * len(group)) ** 2 for group in filled)
+        variance = max(variance, len(filled) / (len(filled) - 1) * spread / n**2)
+    reach = Z * sqrt(variance)
+    return mean, (max(0.0, mean - reach), min(1.0, mean + reach))
 
 
 def outliers(values: Sequence[float]) -> list[int]:

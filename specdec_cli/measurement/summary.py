@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from specdec_cli import theory
-from specdec_cli.measurement.benchmark import Run, plain_runs
+from specdec_cli.measurement.runs import ArmId, Run, plain_runs
 from specdec_cli.measurement.statistics import geometric_mean, proportion
 
 ALL = "all"
@@ -39,27 +39,29 @@ class Cost:
     o: float
 
 
-def results(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def results(runs: Sequence[Run], compared: bool = True) -> list[dict[str, Any]]:
     """One result for each draft, K and temperature over all prompts; then one a category, where there are several.
 
     Args:
         runs: of whole blocks; each result has its own as `samples`, see `samples`.
+        compared: whether greedy texts were compared with plain decoding's.
     """
     found = []
     # By draft in the order of the first block, which is not rotated, and by K.
-    arms = list(dict.fromkeys(run.arm for run in runs))
-    tried = {(arms.index(run.arm), run.k) for run in runs if run.k and run.peer_of is None}
+    speculative = [run for run in runs if run.is_speculative]
+    drafts = list(dict.fromkeys(run.arm for run in speculative))
+    tried = {(drafts.index(run.arm), run.k) for run in speculative}
     points = sorted(tried, key=lambda point: (point[0], isinstance(point[1], str), point[1]))
     for temperature in dict.fromkeys(run.temperature for run in runs):
         here = [run for run in runs if run.temperature == temperature]
         categories = sorted({run.category for run in here if run.category})
-        for name, k in ((arms[i], k) for i, k in points):
+        for wanted in (ArmId(drafts[i], k) for i, k in points):
             for category in [ALL, *(categories if len(categories) > 1 else [])]:
                 chosen = [run for run in here if category in (ALL, run.category)]
-                mine = [run for run in chosen if (run.arm, run.k) == (name, k)]
+                mine = [run for run in chosen if run.arm_id == wanted]
                 if not mine:  # interrupted before this temperature
                     continue
-                found.append(_result(mine, plain_runs(chosen), category))
+                found.append(_result(mine, plain_runs(chosen), category, compared))
     return found
 
 
@@ -69,18 +71,18 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     `identical` says whether their ids are those of specdec's plain decoding; None where both sample.
     """
     found = []
-    for key in dict.fromkeys((run.temperature, run.arm, run.k) for run in runs if run.peer_of is not None):
-        temperature, name, k = key
+    for temperature, peer in dict.fromkeys((run.temperature, run.arm_id) for run in runs if run.peer_of is not None):
+        assert peer.peer_of is not None
         here = [run for run in runs if run.temperature == temperature]
-        theirs = [run for run in here if (run.arm, run.k) == (name, k)]
-        ours = [run for run in here if run.peer_of is None and (run.arm, run.k) == (theirs[0].peer_of, k)]
+        theirs = [run for run in here if run.arm_id == peer]
+        ours = [run for run in here if run.arm_id == ArmId(peer.peer_of, peer.k)]
         ratios = [end_to_end(block(ours, run)) / run.end_to_end_tokens_per_s for run in theirs if block(ours, run)]
         estimate = geometric_mean(ratios) if ratios else None
         found.append(
             {
-                "peer": name,
-                "draft": theirs[0].peer_of,
-                "k": k,
+                "peer": peer.name,
+                "draft": peer.peer_of,
+                "k": peer.k,
                 "temperature": temperature,
                 "end_to_end_tokens_per_s": geometric_mean([run.end_to_end_tokens_per_s for run in theirs]).value,
                 "specdec_over_peer": estimate and estimate.value,
@@ -92,6 +94,17 @@ def peer_results(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
+def bandwidth(results: Sequence[dict[str, Any]], step_bytes: int, copy_bytes_per_s: float) -> dict[str, Any]:
+    """What share of the device's speed of copying a target step reached; None where no step was measured.
+
+    Args:
+        step_bytes: of weights that a step reads.
+    """
+    steps = [r["cost"]["target_step_s"] for r in results if r["cost"]]
+    share = step_bytes / min(steps) / copy_bytes_per_s if steps else None
+    return {"step_bytes": step_bytes, "copy_bytes_per_s": copy_bytes_per_s, "share": share}
+
+
 def samples(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Runs as records, without their token ids."""
     return [{key: value for key, value in asdict(run).items() if key != "token_ids"} for run in runs]
@@ -99,8 +112,7 @@ def samples(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def block(runs: Sequence[Run], like: Run) -> list[Run]:
     """Those of the same prompt, turn and temperature."""
-    place = (like.temperature, like.prompt, like.turn)
-    return [run for run in runs if (run.temperature, run.prompt, run.turn) == place]
+    return [run for run in runs if run.block == like.block]
 
 
 def end_to_end(runs: Sequence[Run]) -> float:
@@ -128,7 +140,7 @@ def cost(runs: Sequence[Run], plain: Sequence[Run]) -> Cost | None:
     return Cost(step, draft, verify, other, draft / step, (verify + around) / step, (other - around) / step)
 
 
-def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[str, Any]:
+def _result(runs: Sequence[Run], plain: Sequence[Run], category: str, compared: bool) -> dict[str, Any]:
     baselines = [decoding(block(plain, run)) for run in runs]
     speedup = geometric_mean([run.tokens_per_s / b for run, b in zip(runs, baselines, strict=True)])
     whole_story = geometric_mean([run.end_to_end_tokens_per_s / end_to_end(block(plain, run)) for run in runs])
@@ -140,6 +152,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
     whole_rounds = sum(run.whole_rounds for run in runs)
     read = sum(run.whole_read for run in runs)
     first = runs[0]
+    checked = compared and first.temperature == 0
     lengths = _lengths(runs)
     spent = cost(runs, plain)
     predicted = _predicted(alpha[0] if alpha else None, lengths, spent, speedup.value)
@@ -176,8 +189,8 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str) -> dict[st
         "cost": spent and asdict(spent),
         "predicted": predicted,
         "lossless": {
-            "checked": first.temperature == 0,
-            "identical": not differences if first.temperature == 0 else None,
+            "checked": checked,
+            "identical": not differences if checked else None,
             "first_difference": {"prompt": differences[0][0].prompt, **asdict(differences[0][1])}
             if differences
             else None,

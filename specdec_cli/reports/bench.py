@@ -91,6 +91,12 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
     ]
 
 
+def machine(environment: dict[str, Any]) -> str:
+    """What it was measured on, in a few words: the accelerators, or the processor and its threads."""
+    devices = [device for device in environment["devices"] if device != "cpu"]
+    return ", ".join(devices or [f"{environment['cpu']}, {counted(environment['threads'], 'thread')}"])
+
+
 def _whole(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [result for result in results if result["category"] == ALL]
 

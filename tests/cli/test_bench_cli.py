@@ -32,9 +32,13 @@ from transformers import GenerationConfig
 from specdec_cli.__main__ import _with_defaults
 from specdec_cli.commands import bench as command
 from specdec_cli.commands.bench import BenchRequest
-from specdec_cli.measurement.benchmark import Case, LoopArm, Run
+from specdec_cli.measurement import distribution
+from specdec_cli.measurement.arms import LoopArm
 from specdec_cli.measurement.distribution import DistributionCheck, check_first_tokens
+from specdec_cli.measurement.hardware import OtherProcesses
+from specdec_cli.measurement.runs import Case, Run
 from specdec_cli.reports import bench as reports
+from specdec_cli.reports.console import PLAIN_WIDTH
 from specdec_cli.reports.runs_file import RunsFile
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.models.transformers_model import TransformersModel
@@ -115,10 +119,12 @@ def _cheap(loaded: dict[object, list[Pair]], tmp_path: Path, monkeypatch: pytest
             loaded[key] = load_pairs(target, drafts, report)
         return loaded[key]
 
-    monkeypatch.setattr(command, "load_pairs", load)
-    monkeypatch.setattr(command, "copy_bandwidth", lambda device, clock: 1e9)
-    monkeypatch.setattr(command, "clock_for", lambda *devices: Ticks())
-    monkeypatch.setattr(command.OtherProcesses, "_seconds", staticmethod(lambda: (1.0, 1.0, 1.0)))
+    for module in (command, command.arms):
+        monkeypatch.setattr(module, "load_pairs", load)
+    for module in (command.arms, command.document):
+        monkeypatch.setattr(module, "clock_for", lambda *devices: Ticks())
+    monkeypatch.setattr(command.document, "copy_bandwidth", lambda device, clock: 1e9)
+    monkeypatch.setattr(OtherProcesses, "_seconds", staticmethod(lambda: (1.0, 1.0, 1.0)))
     monkeypatch.chdir(tmp_path)
 
 
@@ -264,7 +270,7 @@ def test_tables_keep_to_the_width(
         monkeypatch.setenv("COLUMNS", columns)
     code, out, _ = specdec("bench", *options)
     assert code == 0
-    assert max(map(len, out.splitlines())) <= int(columns or command.PLAIN_WIDTH)
+    assert max(map(len, out.splitlines())) <= int(columns or PLAIN_WIDTH)
     assert "…" not in out
 
 
@@ -456,7 +462,7 @@ def test_a_difference_in_float32_fails_after_everything_was_shown(
 def test_the_distribution_of_first_tokens_is_checked_on_request(
     specdec: Specdec, options: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "check_first_tokens", functools.partial(check_first_tokens, samples=60))
+    monkeypatch.setattr(distribution, "check_first_tokens", functools.partial(check_first_tokens, samples=60))
     chosen = ("--temperature", "0", "--temperature", "1", "--top-k", "6", "--check-distribution")
     greedy, sampled = document(specdec, "bench", *options, *chosen)["results"]
     assert greedy["lossless"]["identical"] is True
@@ -469,7 +475,7 @@ def test_the_distribution_of_first_tokens_is_checked_on_request(
 def test_a_wrong_distribution_fails(
     specdec: Specdec, options: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "check_first_tokens", lambda *a, **k: DistributionCheck(500, 1e-9, False))
+    monkeypatch.setattr(distribution, "check_first_tokens", lambda *a, **k: DistributionCheck(500, 1e-9, False))
     code, out, err = specdec("bench", *options, "--temperature", "1", "--check-distribution", "--quiet")
     assert code == 1
     assert "not lossless" in err
@@ -511,7 +517,7 @@ def test_an_interruption_while_loading_or_warming_up_is_one_line(
     def pressed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_warm_up", pressed)
+    monkeypatch.setattr(command, "warm_up", pressed)
     assert refused(specdec("bench", *options, "--quiet"), 130) == "interrupted"
     monkeypatch.setattr(command, "load_pairs", pressed)
     assert refused(specdec("bench", *options, "--quiet"), 130) == "interrupted"
@@ -523,7 +529,7 @@ def test_an_interrupted_check_leaves_what_was_measured(
     def pressed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "check_first_tokens", pressed)
+    monkeypatch.setattr(distribution, "check_first_tokens", pressed)
     made = document(specdec, "bench", *options, "--temperature", "1", "--check-distribution", code=130)
     assert made["results"][0]["prompts"] == 3
     assert "interrupted" in [warning["kind"] for warning in made["warnings"]]

@@ -12,9 +12,10 @@ import tiny
 from running import Specdec
 
 from specdec_cli.commands import bench as command
+from specdec_cli.drafters.spec import parse_draft
 from specdec_cli.runtime.pairs.pair import load_pairs
 from specdec_cli.runtime.pairs.peers import transformers_generate
-from specdec_cli.settings import SamplingSettings
+from specdec_cli.settings import BenchSettings, SamplingSettings
 
 PROMPT = "abcabcab"
 GREEDY = ("--raw", "--max-new-tokens", "24", "--ignore-eos", "--temperature", "0")
@@ -121,7 +122,7 @@ def test_a_layer_too_many_is_one_line(specdec: Specdec, folders: dict[str, Path]
 @pytest.fixture
 def bench(specdec: Specdec, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Specdec:
     """`bench` or `sweep-k` with two small prompts and nothing copied to measure the memory."""
-    monkeypatch.setattr(command, "copy_bandwidth", lambda device, clock: 1e9)
+    monkeypatch.setattr(command.document, "copy_bandwidth", lambda device, clock: 1e9)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("abcabcab\nxyxyxyx\n")
 
@@ -228,13 +229,13 @@ def test_what_cannot_be_exported_is_told_before_anything_is_measured(
 
 def test_the_embedded_pair_is_exported_by_its_folders(demo: Any) -> None:
     request = command.BenchRequest(
-        target=tiny.settings("demo:target"), drafts=[(command.parse_draft("demo:draft"), tiny.settings("demo:draft"))],
-        settings=command.BenchSettings(ks=(2,)), sampling=SamplingSettings(), prompts=[], prompt_source="code",
+        target=tiny.settings("demo:target"), drafts=[(parse_draft("demo:draft"), tiny.settings("demo:draft"))],
+        settings=BenchSettings(ks=(2,)), sampling=SamplingSettings(), prompts=[], prompt_source="code",
         prompts_sha256="",
         export="transformers",
     )  # fmt: skip
     best = {"draft": "demo:draft", "k": 2, "temperature": 0.0, "speedup": 1.5}
-    text = command._exported(request, [demo], {"recommendation": [best]})
+    text = command.exported(request, [demo], {"recommendation": [best]})
     assert "demo:" not in text
     for role in ("target", "draft"):
         assert f"specdec_cli/demo/{role}" in text

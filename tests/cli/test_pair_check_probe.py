@@ -18,19 +18,11 @@ from specdec_cli.commands import pair_check as command
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.errors import OutOfMemoryError, SpecdecError
-from specdec_cli.measurement import probe
-from specdec_cli.measurement.probe import (
-    TOLERANCE,
-    Acceptance,
-    Costs,
-    best_k,
-    check_cache,
-    clustered_mean,
-    measure_acceptance,
-    measure_costs,
-    predict,
-    recommendation,
-)
+from specdec_cli.measurement import probe, probe_advice
+from specdec_cli.measurement.cache_check import TOLERANCE, check_cache
+from specdec_cli.measurement.probe import Acceptance, Costs, measure_acceptance, measure_costs
+from specdec_cli.measurement.probe_advice import best_k, predict, recommendation
+from specdec_cli.measurement.statistics import clustered_mean
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.pair import Pair
@@ -57,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "REPEATS", (2, 2))
     monkeypatch.setattr(probe, "WARM_UP", 1)
     monkeypatch.setattr(probe, "NEW_TOKENS", 10)
-    monkeypatch.setattr(command, "BUILT_IN_PROMPTS", 2)
+    monkeypatch.setattr(command.probing, "BUILT_IN_PROMPTS", 2)
 
 
 def cached(family: str = "llama", **overrides: Any) -> TransformersModel:
@@ -415,7 +407,7 @@ def test_a_disturbed_machine_is_told_about(scatter: float, use: bool | None) -> 
 @pytest.fixture
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here while the tests do."""
-    monkeypatch.setattr(probe, "DISTURBED", math.inf)
+    monkeypatch.setattr(probe_advice, "DISTURBED", math.inf)
 
 
 def test_the_demo_pair_is_measured(quiet_machine: None, specdec: Specdec) -> None:
@@ -489,7 +481,7 @@ def test_the_targets_own_layers_are_measured(
 def test_own_layers_that_are_not_there_are_not_loaded(
     pair: tuple[str, ...], specdec: Specdec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "load_pair", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(command.probing, "load_pair", lambda *_: pytest.fail("it was loaded"))
     code, out, _ = specdec("pair-check", *pair[:2], "-d", "early-exit:4", "--probe", "--format", "json")
     assert code == 3
     (failed,) = (check for check in json.loads(out)["checks"] if check["status"] == "fail")
@@ -515,7 +507,7 @@ def test_a_target_whose_layers_cannot_be_cut_is_told_with_the_remedy(
 
 
 def test_an_incompatible_pair_is_not_loaded(specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "load_pair", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(command.probing, "load_pair", lambda *_: pytest.fail("it was loaded"))
     recurrent = tiny.save(tmp_path / "d", tiny.model("mamba"))
     target = tiny.save(tmp_path / "t")
     code, out, _ = specdec("pair-check", "-t", target, "-d", recurrent, "--probe", "--format", "json")
@@ -533,7 +525,7 @@ def test_a_probe_that_fails_keeps_the_other_answers(
     def load(*_: object) -> Pair:
         raise error
 
-    monkeypatch.setattr(command, "load_pair", load)
+    monkeypatch.setattr(command.probing, "load_pair", load)
     found, out, _ = specdec("pair-check", "--probe", "--format", "json")
     document = json.loads(out)
     assert (found, document["compatible"]) == (code, None)
@@ -550,7 +542,7 @@ def test_a_quantised_target_is_compared_with_itself(pair: tuple[str, ...], specd
     document = json.loads(out)
     measured = document["pairs"][0]["probe"]
     assert 0.8 < measured["quantisation"]["overlap"] < 1
-    assert measured["quantisation"]["positions"] == 2 * command.COMPARED_TOKENS
+    assert measured["quantisation"]["positions"] == 2 * command.probing.COMPARED_TOKENS
     assert (measured["target"]["quantize"], measured["draft"]["quantize"]) == ("int8", "int4")
     assert measured["draft"]["head_rows"] < tiny.VOCAB_SIZE
     assert document["settings"]["target"]["quantize"] == "int8"

@@ -6,7 +6,7 @@ from typing import Any
 
 from specdec_cli.decoding.loop import Provenance, Step
 from specdec_cli.decoding.stopping import FinishReason
-from specdec_cli.measurement.benchmark import Run
+from specdec_cli.measurement.runs import Run
 from specdec_cli.settings import KChoice
 
 

@@ -25,23 +25,16 @@ from specdec_cli.decoding.tree import Tree
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.measurement import hardware, summary
+from specdec_cli.measurement.arms import Arm, LoopArm, PeerArm, count
 from specdec_cli.measurement.benchmark import (
     ARMS_PER_BASELINE,
     CONTROLS,
     WARM_UP_TOKENS,
-    Arm,
-    Case,
     Contest,
-    Difference,
-    LoopArm,
-    PeerArm,
-    Run,
     Session,
     benchmark,
-    count,
     estimate_s,
     in_turn,
-    plain_runs,
     warm_up,
     whole_blocks,
 )
@@ -49,6 +42,7 @@ from specdec_cli.measurement.caveats import ENOUGH_POSITIONS, Caveat, caveats, d
 from specdec_cli.measurement.distribution import SAMPLES, check_first_tokens, least_certain
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.measurement.recommendation import TIE, mark_best, recommend
+from specdec_cli.measurement.runs import Case, Difference, Run, plain_runs
 from specdec_cli.reports import verdict
 from specdec_cli.settings import SamplingSettings
 
@@ -374,6 +368,7 @@ class Fake:
     calls: list[tuple[str, Case, int]] = field(default_factory=list)
     interrupt_at: int | None = None
     token_ids: tuple[int, ...] = (1, 2)
+    peer_of: str | None = None
 
     def run(self, case: Case, max_new_tokens: int) -> Run:
         self.calls.append((self.name + str(self.k), case, max_new_tokens))
@@ -819,6 +814,24 @@ def test_peers_are_compared_end_to_end_with_the_arm_of_their_own_kind() -> None:
     assert [peer["identical"] for peer in found.values()] == [True, True, False]
     # a peer is no result, whatever its name
     assert [(r["draft"], r["k"]) for r in summary.results(runs)] == [("d", 4), ("d", "auto"), ("e", 4)]
+
+
+def test_a_peer_is_told_from_a_draft_of_the_same_name_and_k() -> None:
+    runs = [run_of("none", 0, 10), run_of("assisted", 4, 5, judged=4), run_of("assisted", 4, 20, peer_of="assisted")]
+    (result,) = summary.results(runs)
+    assert (result["prompts"], result["speedup"]) == (1, pytest.approx(2.0))
+    (peer,) = summary.peer_results(runs)
+    assert peer["end_to_end_tokens_per_s"] == pytest.approx(10 / 21)
+    assert peer["specdec_over_peer"] == pytest.approx(21 / 6)
+
+
+def test_a_block_without_its_peer_is_not_whole() -> None:
+    calls: list[tuple[str, Case, int]] = []
+    own, peer = Fake("assisted", 4, calls), Fake("assisted", 4, calls, peer_of="assisted")
+    contests = {0.0: Contest(Fake("none", 0, calls), [own, peer], GREEDY)}
+    block = [run_of("none", 0, 10), run_of("assisted", 4, 5), run_of("assisted", 4, 20, peer_of="assisted")]
+    assert whole_blocks(block, contests) == block
+    assert whole_blocks([*block[:2], block[1]], contests) == []
 
 
 # ----------------------------------------------------------------------------------------------- caveats

@@ -1,0 +1,69 @@
+"""`specdec bench` and `specdec sweep-k`: models in, measured blocks on their way, tables and verdicts out.
+
+`run` below is the whole command from top to bottom. What it calls stands in the module of that name: the arms and the
+plan, the measuring, the lines of --resume and jsonl, the document, and what is told or exported of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+
+from specdec_cli.commands.bench.document import document_of, head_of
+from specdec_cli.commands.bench.exporting import check_export, exported
+from specdec_cli.commands.bench.lines import Lines, known_runs
+from specdec_cli.commands.bench.measuring import measure, warm_up
+from specdec_cli.commands.bench.plan import make_plan
+from specdec_cli.commands.bench.request import BenchRequest
+from specdec_cli.commands.bench.telling import plot, tell, tell_plan
+from specdec_cli.errors import InterruptedByUser
+from specdec_cli.measurement.benchmark import Session
+from specdec_cli.measurement.outcome import exit_code
+from specdec_cli.reports.console import Aside
+from specdec_cli.runtime.pairs.pair import load_pairs, recorded
+
+__all__ = ["BenchRequest", "run"]
+
+
+def run(request: BenchRequest) -> int:
+    """Measure, show, save; the exit code."""
+    aside = Aside(request.quiet)
+    pairs = load_pairs(request.target, [model for _, model in request.drafts], aside)
+    aside.notes(note for pair in pairs for note in pair.notes)
+    check_export(request, pairs)
+
+    plan = make_plan(request, pairs, aside)
+    head = head_of(plan)
+    session = Session(known_runs(request, head, plan.contests))
+    if session.runs:
+        aside(f"{len(session.runs)} runs are in {request.resume} already")
+
+    with ExitStack() as files:
+        with aside.progress() as progress:
+            warm = warm_up(plan, progress)
+            if request.dry_run:
+                progress.stop()
+                tell_plan(plan, warm, len(session.runs))
+                return 0
+            lines = Lines(request, files, head, session.runs)
+            others = measure(plan, session, lines, progress)
+        if not session.runs:
+            raise InterruptedByUser("interrupted before the first prompt was measured")
+
+        document = document_of(plan, session, head, others, aside)
+        lines.add_results(document["results"])
+        if request.output_format != "jsonl":
+            tell(request, document, aside)
+        if graphs := recorded(pairs):
+            aside(graphs)
+
+    if request.plot is not None:
+        plot(request, document, aside)
+    if request.export is not None:
+        sys.stdout.write(exported(request, pairs, document))
+    return exit_code(
+        document,
+        interrupted=session.interrupted,
+        least_speedup=request.fail_if_slower,
+        recommended_alone=request.sweep,
+    )

@@ -1,0 +1,31 @@
+"""What the command line decides of a check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec_cli.drafters.spec import DraftSpec
+from specdec_cli.settings import ModelSettings
+
+
+@dataclass(frozen=True)
+class PairCheckRequest:
+    """Everything that the command line decides.
+
+    Attributes:
+        drafts: (what --draft names, how its checkpoint is loaded); None for the target's own layers.
+        context: tokens that memory is counted for; None chooses.
+        prompts: a file or a built-in set for the probe; None chooses a set.
+        output_format: "table", "json" or "markdown".
+    """
+
+    target: ModelSettings
+    drafts: tuple[tuple[DraftSpec, ModelSettings | None], ...]
+    context: int | None = None
+    probe: bool = False
+    prompts: str | None = None
+    strict: bool = False
+    output_format: str = "table"
+    output: Path | None = None
+    quiet: bool = False

@@ -1,0 +1,37 @@
+"""What a benchmark's document means for a script that waits for its exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_cli.errors import INTERRUPTED, SLOWER, SpecdecError
+from specdec_cli.measurement.summary import ALL
+
+
+def exit_code(
+    document: dict[str, Any], *, interrupted: bool, least_speedup: float | None, recommended_alone: bool
+) -> int:
+    """0, or why not: interrupted before everything was measured, or slower than asked.
+
+    Args:
+        document: with `results` and `recommendation`.
+        least_speedup: None asks for none.
+        recommended_alone: the least speedup is asked of the recommended points, not of every one.
+
+    Raises:
+        SpecdecError: the output was not the target's, which no speed makes up for.
+    """
+    whole = [r for r in document["results"] if r["category"] == ALL]
+    wrong = [r for r in whole if r["lossless"]["unexplained"]]
+    wrong += [r for r in whole if not r["lossless"].get("distribution", {"passed": True})["passed"]]
+    if wrong:
+        raise SpecdecError(
+            f"not lossless with --draft {wrong[0]['draft']} at K {wrong[0]['k']}: this is a fault of specdec, or the "
+            "model's pass over several tokens is wrong (see specdec pair-check --probe); please report it"
+        )
+    if interrupted:
+        return INTERRUPTED
+    points = document["recommendation"] if recommended_alone else whole
+    if least_speedup is not None and any(point["speedup"] < least_speedup for point in points):
+        return SLOWER
+    return 0
