@@ -1,1 +1,1 @@
-"""One module a subcommand; each joins the parts and owns no logic of its own."""
+"""One module or package a subcommand; each joins the parts and owns no logic of its own."""
