@@ -250,6 +250,7 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
         rounds=totals.rounds,
         drafted=totals.drafted,
         accepted=totals.accepted,
+        judged=totals.judged,
         tokens_per_round=totals.tokens_per_round,
         alpha=totals.alpha,
         **({"sources": {name: asdict(counts) for name, counts in totals.sources.items()}} if totals.sources else {}),

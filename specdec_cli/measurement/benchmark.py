@@ -24,7 +24,7 @@ from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
-from specdec_cli.measurement.metrics import by_source
+from specdec_cli.measurement.metrics import accepted_in_text, by_source
 from specdec_cli.settings import NO_DRAFT, KChoice, SamplingSettings
 
 # Plain decoding runs once a block, and again for every so many further arms.
@@ -68,7 +68,7 @@ class Run:
         first_token_s: from the start to the end of the first round.
         draft_s, verify_s, other_s: seconds of all rounds.
         rounds: of any kind.
-        drafted, accepted: of all rounds.
+        drafted, accepted: of all rounds; accepted tokens are those of the text.
         whole_rounds, whole_drafted, whole_draft_s, whole_verify_s, whole_other_s: of whole rounds.
         whole_read: drafted tokens that the target read in whole rounds: more than `whole_drafted` where drafts branch.
         lengths: of whole rounds, how many drafted so many tokens, as (tokens, rounds).
@@ -277,7 +277,7 @@ def count(steps: Sequence[Step], arm: Arm, temperature: float, case: Case, gener
         other_s=sum(step.other_s for step in steps),
         rounds=len(steps),
         drafted=sum(len(step.draft_token_ids) for step in steps),
-        accepted=sum(step.num_accepted for step in steps),
+        accepted=sum(accepted_in_text(steps)),
         whole_rounds=len(whole),
         whole_drafted=sum(len(step.draft_token_ids) for step in whole),
         whole_read=sum(len(step.tree.token_ids if step.tree else step.draft_token_ids) for step in whole),

@@ -193,8 +193,8 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
     if a["alpha"] is not None:
         card.add_row(
             "acceptance",
-            f"alpha {_number(a['alpha'])} (95 % {_interval(a['alpha_ci'])}), overlap {_number(a['overlap'])}, "
-            f"accepted/drafted {_number(a['accepted_over_drafted'])}",
+            f"alpha {_number(a['alpha'])} of {a['judged']:,} judged (95 % {_interval(a['alpha_ci'])}), "
+            f"overlap {_number(a['overlap'])}, accepted/drafted {_number(a['accepted_over_drafted'])}",
         )
         card.add_row(
             "  by position",

@@ -67,7 +67,7 @@ def test_records_of_several_sources_count_each(
         assert counts == {
             "rounds": len(mine),
             "drafted": sum(len(r["draft_token_ids"]) for r in mine),
-            "accepted": sum(r["num_accepted"] for r in mine),
+            "accepted": sum(r["provenance"].count("accepted") for r in mine),
         }
     assert document["settings"]["draft"]["name"] == f"ngram+{folders['draft']}"
     alone = record("ngram")
