@@ -105,7 +105,10 @@ class _Dialogue:
         return len(self.prompt.turns)
 
     def prompt_ids(self, answers: Sequence[Sequence[int]]) -> Sequence[int]:
-        return self._encode([self.pair.decode(answer) for answer in answers], 1)
+        texts: list[str] = []
+        for answer in answers:
+            texts.append(self.pair.decode(answer, self._encode(texts, 1)))
+        return self._encode(texts, 1)
 
     def require_room(self, number: int) -> None:
         """Whether the context holds every turn and full answers to all of them, told before anything is measured.

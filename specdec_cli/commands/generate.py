@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.stopping import Stopping, safe_length
+from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.spec import DraftSpec
@@ -123,9 +123,7 @@ def run(request: GenerateRequest) -> int:
             for turn in _turns(request, pair):
                 if records:
                     shown.write("\n")  # a blank line between answers
-                printer = TextPrinter(
-                    shown, request.show_draft, partial(safe_length, stop_strings=request.generation.stop_strings)
-                )
+                printer = TextPrinter(shown, request.show_draft)
                 try:
                     _answer(turn, request, pair, drafter, length, printer, partial(_trace, trace, turn))
                 except KeyboardInterrupt:
@@ -189,7 +187,7 @@ def _answer(
 ) -> None:
     """Run one generation, showing and keeping each round as it ends."""
     settings = request.generation
-    stream = pair.text_stream()
+    stream = pair.text_stream(turn.prompt_ids)
     end_ids = pair.special_ids(settings.stop_strings)
     if not settings.ignore_end_token:
         end_ids |= pair.checkpoint.end_ids
@@ -197,7 +195,8 @@ def _answer(
         settings.max_new_tokens,
         end_ids,
         settings.stop_strings,
-        pair.text_stream(),
+        pair.text_stream(turn.prompt_ids),
+        pair.special_tokens,
     )
     provenance: str = "plain"
     try:
@@ -218,14 +217,14 @@ def _answer(
                 on_step(step)
                 for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
                     printer.push(stream.push(token_id), provenance)
-                printer.show_safe()
+                if step.finish_reason is None:
+                    printer.show(stopping.held_back)
     finally:
         # The rounds decide, not how much of the last one was shown when Ctrl-C came.
         ended = bool(turn.steps) and turn.steps[-1].finish_reason == "stop"
         text = stopping.text if ended else None
         if text is None:
-            stream = pair.text_stream()
-            text = "".join([*map(stream.push, turn.tokens()[0]), stream.flush()])
+            text = pair.decode(turn.tokens()[0], turn.prompt_ids)
         printer.push(text[len(printer.text) :], provenance)
         turn.text = printer.finish(len(text))
 

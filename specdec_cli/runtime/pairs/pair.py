@@ -18,7 +18,7 @@ from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.for_loop import model_for_loop
 from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
 from specdec_cli.runtime.models.transformers_model import TransformersModel
-from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer
+from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer, special_tokens
 from specdec_cli.runtime.pairs.vocabularies import (
     VocabularyComparison,
     compare_vocabularies,
@@ -88,19 +88,22 @@ class Pair:
         both = ours.keys() & theirs.keys()
         return {**facts, "tokens_differing_from_id_5": sum(i >= 5 and ours[i] != theirs[i] for i in both)}
 
-    def text_stream(self) -> TextStream:
-        """A fresh detokenizer."""
-        return TextStream(self.checkpoint.tokenizer)
+    def text_stream(self, prompt_ids: Sequence[int]) -> TextStream:
+        """A fresh detokenizer of what follows a prompt."""
+        return TextStream(self.checkpoint.tokenizer, prompt_ids)
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """Names of the tokens that decoded text never shows."""
+        return special_tokens(self.checkpoint.tokenizer)
 
     def special_ids(self, texts: Sequence[str]) -> frozenset[int]:
-        """Ids of those texts that are a special token, which decoded text never shows."""
-        tokenizer = self.checkpoint.tokenizer
-        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        return frozenset(special[text] for text in texts if text in special)
+        """Ids of those texts that are a special token."""
+        return frozenset(i for i, name in self.special_tokens.items() if name in texts)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer."""
-        stream = self.text_stream()
+    def decode(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
+        """The text of an answer to a prompt."""
+        stream = self.text_stream(prompt_ids)
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
     def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
