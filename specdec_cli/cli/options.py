@@ -274,6 +274,7 @@ def choose_models(
         raise UsageError("--preset and --target are given both: choose one (--draft may stand beside either)")
     pair = load_preset(preset or DEFAULT) if target is None else None
     if not drafts and pair is None:
+        _require_path(target or "")  # the mistake that comes first is told first
         raise UsageError(
             f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT} "
             "(ngram, suffix, lookahead and early-exit:N need no second model)"
@@ -321,6 +322,13 @@ def choose_models(
     )
     chosen = tuple(DraftChoice(spec, draft_settings(spec.model)) for spec in specs)
     return ModelChoice(target_settings, chosen, pair.k if pair else 4)
+
+
+def _require_path(target: str) -> None:
+    """Refuse what can only be meant as a path, and leads nowhere; a hub id is looked up later."""
+    is_path = target.startswith((".", "/", "~")) or target.endswith(".gguf") or target.count("/") > 1
+    if is_path and not Path(target).expanduser().exists():
+        raise UsageError(f"--target {target} does not exist: give a folder, a .gguf file or a hub id")
 
 
 def refuse_given(options: Mapping[str, bool], why: str) -> None:

@@ -110,16 +110,20 @@ class _Dialogue:
             texts.append(self.pair.decode(answer, self._encode(texts, 1)))
         return self._encode(texts, 1)
 
-    def require_room(self, number: int) -> None:
+    def require_room(self, number: int) -> int:
         """Whether the context holds every turn and full answers to all of them, told before anything is measured.
+
+        Returns:
+            tokens that all of them may come to.
 
         Raises:
             UsageError: it does not, or a prompt cannot be encoded; names the prompt.
         """
         try:
-            self._encode([""] * (self.turns - 1), self.turns)
+            ids = self._encode([""] * (self.turns - 1), self.turns)
         except UsageError as error:
             raise UsageError(f"prompt {number}: {error}") from error
+        return len(ids) + self.turns * self.request.settings.max_new_tokens
 
     def _encode(self, answers: Sequence[str], room_for: int) -> Sequence[int]:
         messages = conversation(self.prompt, self.request.system)
@@ -145,8 +149,10 @@ def run(request: BenchRequest) -> int:
         for (spec, _), pair in zip(request.drafts, pairs, strict=True):  # any of them may turn out the best
             export(_recommendation(request, spec, pair, k=1, temperature=0.0), request.export)
     dialogues = [_Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
-    for number, dialogue in enumerate(dialogues, start=1):
-        dialogue.require_room(number)
+    sizes = [dialogue.require_room(number) for number, dialogue in enumerate(dialogues, start=1)]
+    for note in dict.fromkeys(pair.draft_context_note(sizes) for pair in pairs):
+        if note:
+            report(f"note: {note}")
     peers = _peers(request, pairs, report)
     contests = {t: _contest(request, pairs, peers, t) for t in request.settings.temperatures}
     settings = _settings(request, pairs)

@@ -21,6 +21,7 @@ from specdec_cli.errors import INTERRUPTED, SpecdecError, UsageError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.prompts import Prompt
+from specdec_cli.quantities import counted
 from specdec_cli.reports.console import PipeConsole
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.reports.stream import TextPrinter, legend
@@ -106,9 +107,13 @@ def run(request: GenerateRequest) -> int:
     for note in pair.notes:
         report(f"note: {note}")
     drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
+    sizes = []
     for prompt in request.prompts:  # before the first is answered and a file is opened
         opening = {"role": "user", "content": prompt.turns[0]}
-        pair.encode([*conversation(prompt, request.system), opening], request.raw)
+        ids = pair.encode([*conversation(prompt, request.system), opening], request.raw)
+        sizes.append(len(ids) + request.generation.max_new_tokens)
+    if note := pair.draft_context_note(sizes):
+        report(f"note: {note}")
     length = draft_length(request.generation.num_draft_tokens)
     records: list[dict[str, Any]] = []
     interrupted = False
@@ -138,6 +143,10 @@ def run(request: GenerateRequest) -> int:
                         err.print(generation_summary(record), style="dim")
                     if turn.generation.context_full:
                         report(f"the context of {pair.target.max_length:,} tokens is full")
+                    if alone := pair.beyond_draft_context(record["prompt_tokens"], record["new_tokens"]):
+                        report(
+                            f"the draft's context is full: it drafted nothing for the last {counted(alone, 'token')}"
+                        )
                 if interrupted:
                     report("interrupted: this is what there was")
                     break

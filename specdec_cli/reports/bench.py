@@ -54,7 +54,7 @@ def sweep_report(document: dict[str, Any]) -> Group:
             _sweep_table(points),
         ]
         best = next((r for r in points if r["best"]), points[0])
-        why = f"K {best['k']}: {verdict.explanation(best)}"
+        why = f"K {best['k']}: {verdict.explanation(best) or verdict.gain(best)}"
         parts += [*_sentences(why, _advice(document, best), *_exactness(points)), Text()]
     marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
     recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]

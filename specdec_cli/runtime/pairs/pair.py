@@ -106,6 +106,32 @@ class Pair:
         stream = self.text_stream(prompt_ids)
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
+    def draft_context_note(self, sizes: Sequence[int]) -> str:
+        """That texts outgrow the draft's context, in a line; empty where none does.
+
+        Args:
+            sizes: of each text, how many tokens it may come to.
+        """
+        if self.draft is None or self.draft_checkpoint is None:
+            return ""
+        limit = self.draft.max_length
+        longer = [size for size in sizes if size > limit]
+        if not longer:
+            return ""
+        which = "" if len(sizes) == 1 else f" in {len(longer):,} of {len(sizes):,} prompts"
+        most = f"{'' if len(longer) == 1 else 'up to '}{max(longer):,}"
+        return (
+            f"draft {self.draft_checkpoint.name}: its context is {limit:,} tokens, and prompt and --max-new-tokens "
+            f"come to {most}{which}: beyond its context it drafts nothing"
+        )
+
+    def beyond_draft_context(self, prompt_tokens: int, new_tokens: int) -> int:
+        """How many of the new tokens are beyond the draft's context."""
+        if self.draft is None:
+            return 0
+        # Behind a text as long as the context, one token can still be drafted.
+        return max(0, new_tokens - max(0, self.draft.max_length + 1 - prompt_tokens))
+
     def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
         """Ids of a conversation that the model is to continue.
 
