@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.stopping import Stopping, safe_length
+from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.spec import DraftSpec
@@ -18,6 +17,7 @@ from specdec_cli.errors import INTERRUPTED, SpecdecError, UsageError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.measurement.metrics import add_up
 from specdec_cli.prompts import Prompt
+from specdec_cli.quantities import counted
 from specdec_cli.reports.answers import AnswerWriter, answers_to
 from specdec_cli.reports.console import Aside, PipeConsole
 from specdec_cli.reports.export import document
@@ -93,7 +93,8 @@ def run(request: GenerateRequest) -> int:
     pair = load_pair(request.target, request.draft, aside)
     aside.notes(pair.notes)
     drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
-    _require_room(request, pair)
+    if note := pair.draft_context_note(_sizes(request, pair)):
+        aside.notes([note])
 
     with answers_to(request.output, request.output_format, request.trace) as writer:
         if request.show_draft and request.output_format == "text":
@@ -107,15 +108,14 @@ def run(request: GenerateRequest) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _require_room(request: GenerateRequest, pair: Pair) -> None:
-    """Encode every prompt's first turn, before one is answered and a file is opened.
+def _sizes(request: GenerateRequest, pair: Pair) -> list[int]:
+    """Tokens that each prompt's first turn and its answer may come to, before one is answered and a file is opened.
 
     Raises:
         UsageError: one does not fit.
     """
-    for prompt in request.prompts:
-        opening = {"role": "user", "content": prompt.turns[0]}
-        pair.encode([*conversation(prompt, request.system), opening], request.raw)
+    openings = ([*conversation(p, request.system), {"role": "user", "content": p.turns[0]}] for p in request.prompts)
+    return [len(pair.encode(opening, request.raw)) + request.generation.max_new_tokens for opening in openings]
 
 
 def _answer_all(
@@ -141,6 +141,8 @@ def _answer_all(
                 aside.show(generation_summary(record), style="dim")
                 if turn.generation.context_full:
                     aside(f"the context of {pair.target.max_length:,} tokens is full")
+                if alone := pair.beyond_draft_context(record["prompt_tokens"], record["new_tokens"]):
+                    aside(f"the draft's context is full: it drafted nothing for the last {counted(alone, 'token')}")
             if interrupted:
                 aside("interrupted: this is what there was")
                 return True, None
@@ -170,9 +172,9 @@ def _answer(
 ) -> None:
     """Run one generation, showing and keeping each round as it ends."""
     settings = request.generation
-    stopping = _stopping(settings, pair)
-    printer = TextPrinter(writer.text, request.show_draft, partial(safe_length, stop_strings=settings.stop_strings))
-    stream = pair.text_stream()
+    stopping = _stopping(settings, pair, turn.prompt_ids)
+    printer = TextPrinter(writer.text, request.show_draft)
+    stream = pair.text_stream(turn.prompt_ids)
     provenance: str = "plain"
     try:
         with out_of_memory("for the text and its cache", "shorten the prompt or choose a smaller model"):
@@ -192,18 +194,21 @@ def _answer(
                 writer.add_round(turn.place | {"round": len(turn.steps)}, step)
                 for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
                     printer.push(stream.push(token_id), provenance)
-                printer.show_safe()
+                if step.finish_reason is None:
+                    printer.show(stopping.held_back)
     finally:
         text = _text_of(turn, stopping, pair)
         printer.push(text[len(printer.text) :], provenance)
         turn.text = printer.finish(len(text))
 
 
-def _stopping(settings: GenerationSettings, pair: Pair) -> Stopping:
+def _stopping(settings: GenerationSettings, pair: Pair, prompt_ids: Sequence[int]) -> Stopping:
     end_ids = pair.special_ids(settings.stop_strings)
     if not settings.ignore_end_token:
         end_ids |= pair.checkpoint.end_ids
-    return Stopping(settings.max_new_tokens, end_ids, settings.stop_strings, pair.text_stream())
+    return Stopping(
+        settings.max_new_tokens, end_ids, settings.stop_strings, pair.text_stream(prompt_ids), pair.special_tokens
+    )
 
 
 def _text_of(turn: Turn, stopping: Stopping, pair: Pair) -> str:
@@ -211,12 +216,11 @@ def _text_of(turn: Turn, stopping: Stopping, pair: Pair) -> str:
     ended = bool(turn.steps) and turn.steps[-1].finish_reason == "stop"
     if ended and stopping.text is not None:
         return stopping.text
-    stream = pair.text_stream()
-    return "".join([*map(stream.push, turn.tokens()[0]), stream.flush()])
+    return pair.decode(turn.tokens()[0], turn.prompt_ids)
 
 
 def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
-    """The JSON document of one answer; its keys are listed in the README."""
+    """The JSON document of one answer; its keys are listed in docs/scripting.md."""
     totals = add_up(turn.steps)
     generation = turn.generation
     assert generation is not None
@@ -234,6 +238,7 @@ def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
         rounds=totals.rounds,
         drafted=totals.drafted,
         accepted=totals.accepted,
+        judged=totals.judged,
         tokens_per_round=totals.tokens_per_round,
         alpha=totals.alpha,
         **({"sources": {name: asdict(counts) for name, counts in totals.sources.items()}} if totals.sources else {}),

@@ -44,7 +44,8 @@ class Step:
             rejection, bonus after a full accept, plain where nothing had been drafted.
         draft_token_ids: what was proposed. Of a tree, the branch that was judged: the accepted path, continued by the
             first child on and on where it ended in a rejection; so alpha and all else counts positions, not tokens.
-        num_accepted: how many of those the rule accepted, before any trimming.
+        num_accepted: how many of those the rule accepted, before any trimming; what got into the text says
+            `provenance`.
         target_probs, draft_probs: of each drafted token.
         overlap: of each drafted position, sum min(target_probs, draft_probs) over the vocabulary; of a tree, the
             probability that one of the guesses for that position, behind the ones before it, is accepted.

@@ -36,11 +36,11 @@ class DraftModel:
         return self._model.device
 
     def reset(self, context: Context) -> None:
-        """Prefill the draft's cache with all but the last token of the prompt."""
+        """Prefill the draft's cache with all but the last token of the prompt, unless that is beyond its context."""
         self._model.reset()
         self._committed = 0
-        prompt = context.token_ids[: self._model.max_length]
-        if len(prompt) > 1:
+        prompt = context.token_ids
+        if 1 < len(prompt) <= self._model.max_length:  # of a longer one nothing will be drafted
             self._model.forward(torch.tensor(prompt[:-1], dtype=torch.long, device=self.device), num_logits=1)
 
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:

@@ -12,7 +12,7 @@ from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
-from specdec_cli.measurement.metrics import by_source
+from specdec_cli.measurement.metrics import accepted_in_text, by_source
 from specdec_cli.measurement.runs import ArmId, Case, Run
 from specdec_cli.settings import KChoice, SamplingSettings
 
@@ -148,7 +148,7 @@ def count(steps: Sequence[Step], arm: Arm, temperature: float, case: Case, gener
         other_s=sum(step.other_s for step in steps),
         rounds=len(steps),
         drafted=sum(len(step.draft_token_ids) for step in steps),
-        accepted=sum(step.num_accepted for step in steps),
+        accepted=sum(accepted_in_text(steps)),
         whole_rounds=len(whole),
         whole_drafted=sum(len(step.draft_token_ids) for step in whole),
         whole_read=sum(len(step.tree.token_ids if step.tree else step.draft_token_ids) for step in whole),

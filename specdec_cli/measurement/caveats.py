@@ -25,7 +25,8 @@ class Caveat:
     """Something that makes the figures less trustworthy.
 
     Attributes:
-        kind: first_run_slow, outliers, drift, few_answers, few_tokens, shared_cores, threads or interrupted.
+        kind: first_run_slow, outliers, drift, few_answers, nothing_drafted, few_tokens, shared_cores, threads or
+            interrupted.
         detail: what was seen.
         remedy: what to do about it.
     """
@@ -64,6 +65,7 @@ def caveats(
         *_far_out(plain_runs(runs)),
         *_drifted(drift(runs, controls)),
         *_few_answers(runs),
+        *_nothing_drafted(runs),
         *_few_tokens(runs),
     ]
     if others_share is not None and others_share > SHARED_CORES:
@@ -109,12 +111,26 @@ def _few_answers(runs: Sequence[Run]) -> list[Caveat]:
     return [Caveat("few_answers", detail, "raise --limit")]
 
 
-def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
-    judged: dict[tuple[ArmId, float], int] = {}
+def _arms(runs: Sequence[Run]) -> dict[tuple[ArmId, float], list[Run]]:
+    """Speculative runs of specdec's own, by arm and temperature."""
+    arms: dict[tuple[ArmId, float], list[Run]] = {}
     for run in runs:
         if run.is_speculative:
-            key = (run.arm_id, run.temperature)
-            judged[key] = judged.get(key, 0) + sum(run.judged_at)
+            arms.setdefault((run.arm_id, run.temperature), []).append(run)
+    return arms
+
+
+def _nothing_drafted(runs: Sequence[Run]) -> list[Caveat]:
+    idle = list(dict.fromkeys(arm.name for (arm, _), of in _arms(runs).items() if not any(run.drafted for run in of)))
+    if not idle:
+        return []
+    detail = f"nothing was drafted by {', '.join(idle)}"
+    return [Caveat("nothing_drafted", detail, "see specdec pair-check for its context, or choose another --draft")]
+
+
+def _few_tokens(runs: Sequence[Run]) -> list[Caveat]:
+    drafting = {key: of for key, of in _arms(runs).items() if any(run.drafted for run in of)}
+    judged = {key: sum(sum(run.judged_at) for run in of) for key, of in drafting.items()}
     if not judged or min(judged.values()) >= ENOUGH_POSITIONS:
         return []
     arm, _ = key = min(judged, key=lambda entry: judged[entry])

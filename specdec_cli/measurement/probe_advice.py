@@ -40,7 +40,10 @@ def recommendation(acceptance: Acceptance, costs: Costs) -> tuple[bool | None, s
         whether to use it, None where that could not be told; and the sentence.
     """
     if acceptance.alpha is None or acceptance.alpha_ci is None:
-        return None, "It could not be told, since the texts ended before a round was whole: give others with --prompts."
+        return None, (
+            "It could not be told, since no whole round drafted anything (the texts end too soon, or are longer than "
+            "the draft's context): give others with --prompts."
+        )
     if costs.scatter > DISTURBED:
         return None, (
             f"It could not be told: the same step of the target took times that are {costs.scatter:.0%} apart; close "

@@ -28,17 +28,18 @@ def mark_best(results: Sequence[dict[str, Any]]) -> None:
 
 
 def recommend(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each temperature the point to use, as {temperature, draft, k, speedup, speedup_ci, pays}.
+    """For each temperature the point to use, as {temperature, draft, k, speedup, speedup_ci, drafted, pays}.
 
-    `pays` is None where the interval holds 1: no gain could be told from none.
+    `pays` is None where the interval holds 1: no gain could be told from none; False where nothing was drafted.
     """
     found = []
     whole = [r for r in results if r["category"] == ALL]
     for temperature in dict.fromkeys(r["temperature"] for r in whole):
         point = _best_of([r for r in whole if r["temperature"] == temperature])
         low, high = point["speedup_ci"] or (point["speedup"], point["speedup"])
-        kept = {key: point[key] for key in ("temperature", "draft", "k", "speedup", "speedup_ci")}
-        found.append(kept | {"pays": True if low > 1 else False if high < 1 else None})
+        kept = {key: point[key] for key in ("temperature", "draft", "k", "speedup", "speedup_ci", "drafted")}
+        pays = None if low <= 1 <= high else low > 1
+        found.append(kept | {"pays": pays if point["drafted"] else False})
     return found
 
 
@@ -49,6 +50,8 @@ def _groups(results: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _best_of(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    # What drafted nothing is plain decoding, and differs from it by chance.
+    points = [r for r in points if r["drafted"]] or points
     highest = max(points, key=lambda r: r["speedup"])
     # Another draft is another matter: its smaller K is no cheaper for being smaller.
     rivals = [r for r in points if r["draft"] == highest["draft"] and r["speedup"] >= (1 - TIE) * highest["speedup"]]

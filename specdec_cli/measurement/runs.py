@@ -56,7 +56,7 @@ class Run:
         first_token_s: from the start to the end of the first round.
         draft_s, verify_s, other_s: seconds of all rounds.
         rounds: of any kind.
-        drafted, accepted: of all rounds.
+        drafted, accepted: of all rounds; accepted tokens are those of the text.
         whole_rounds, whole_drafted, whole_draft_s, whole_verify_s, whole_other_s: of whole rounds.
         whole_read: drafted tokens that the target read in whole rounds: more than `whole_drafted` where drafts branch.
         lengths: of whole rounds, how many drafted so many tokens, as (tokens, rounds).

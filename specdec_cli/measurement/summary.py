@@ -126,15 +126,15 @@ def decoding(runs: Sequence[Run]) -> float:
 
 
 def cost(runs: Sequence[Run], plain: Sequence[Run]) -> Cost | None:
-    """Costs of the whole rounds of `runs` beside those of plain decoding; None where there was no whole round."""
+    """Costs of the whole rounds of `runs` beside those of plain decoding; None where none of them drafted anything."""
     rounds = sum(run.whole_rounds for run in runs)
     steps = sum(run.rounds for run in plain)
     drafted = sum(run.whole_drafted for run in runs)
-    if not rounds or not steps:
+    if not drafted or not steps:
         return None
     around = sum(run.other_s + run.draft_s for run in plain) / steps
     step = sum(run.verify_s for run in plain) / steps + around
-    draft = sum(run.whole_draft_s for run in runs) / drafted if drafted else 0.0
+    draft = sum(run.whole_draft_s for run in runs) / drafted
     verify = sum(run.whole_verify_s for run in runs) / rounds
     other = sum(run.whole_other_s for run in runs) / rounds
     return Cost(step, draft, verify, other, draft / step, (verify + around) / step, (other - around) / step)
@@ -182,6 +182,7 @@ def _result(runs: Sequence[Run], plain: Sequence[Run], category: str, compared: 
             "judged": sum(judged),
             **_by_position(runs, whole_rounds),
         },
+        "drafted": drafted,
         "tokens_per_round": sum(run.new_tokens for run in runs) / rounds,
         "tokens_per_round_formula": _expected(alpha[0], lengths) if alpha else None,
         "draft_lengths": [list(entry) for entry in lengths.items()],

@@ -54,7 +54,7 @@ def sweep_report(document: dict[str, Any]) -> Group:
             _sweep_table(points),
         ]
         best = next((r for r in points if r["best"]), points[0])
-        why = f"K {best['k']}: {verdict.explanation(best)}"
+        why = f"K {best['k']}: {verdict.explanation(best) or verdict.gain(best)}"
         parts += [*_sentences(why, _advice(document, best), *_exactness(points)), Text()]
     marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
     recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
@@ -199,8 +199,8 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
     if a["alpha"] is not None:
         card.add_row(
             "acceptance",
-            f"alpha {_number(a['alpha'])} (95 % {_interval(a['alpha_ci'])}), overlap {_number(a['overlap'])}, "
-            f"accepted/drafted {_number(a['accepted_over_drafted'])}",
+            f"alpha {_number(a['alpha'])} of {a['judged']:,} judged (95 % {_interval(a['alpha_ci'])}), "
+            f"overlap {_number(a['overlap'])}, accepted/drafted {_number(a['accepted_over_drafted'])}",
         )
         card.add_row(
             "  by position",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TextIO
 
 from rich.color import ColorSystem
@@ -25,16 +24,14 @@ class TextPrinter:
     Args:
         out: where to.
         show_draft: colour by provenance; without colours, accepted text stands between ‹ and ›.
-        safe_length: how much of the text so far can be shown while its end may turn out to be a stop string.
 
     Attributes:
         text: everything pushed so far.
     """
 
-    def __init__(self, out: TextIO, show_draft: bool, safe_length: Callable[[str], int]) -> None:
+    def __init__(self, out: TextIO, show_draft: bool) -> None:
         self.text = ""
         self._out = out
-        self._safe_length = safe_length
         self._console = Console(file=out, soft_wrap=True, highlight=False) if show_draft else None
         self._waiting: deque[tuple[str, str]] = deque()
         self._shown = 0
@@ -46,9 +43,9 @@ class TextPrinter:
             self._waiting.append((text, provenance))
             self.text += text
 
-    def show_safe(self) -> None:
-        """Show what cannot be part of a stop string any more."""
-        self._show(self._safe_length(self.text))
+    def show(self, held_back: int = 0) -> None:
+        """Show all but so many characters, which may turn out to begin a stop string."""
+        self._show(len(self.text) - held_back)
 
     def finish(self, length: int | None = None) -> str:
         """Show the rest, up to `length` characters of the whole text, which is returned."""

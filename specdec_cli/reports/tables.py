@@ -23,7 +23,7 @@ def generation_summary(record: dict[str, Any]) -> Text:
     lines = [head + f"; prompt {_count(record['prompt_tokens'], 'token')} in {_seconds(timings['prefill_s'])}"]
     if record["drafted"]:
         accepted = f"{record['accepted']} of {_count(record['drafted'], 'drafted token')} accepted"
-        alpha = "" if record["alpha"] is None else f", alpha {record['alpha']:.2f}"
+        alpha = "" if record["alpha"] is None else f"; alpha {record['alpha']:.2f} of the {record['judged']:,} judged"
         rounds = f"{_count(record['rounds'], 'round')}, {record['tokens_per_round']:.2f} tokens a round"
         lines.append(f"{rounds}; {accepted}{alpha}")
         for name, counts in record.get("sources", {}).items():

@@ -14,6 +14,10 @@ def gain(result: dict[str, Any]) -> str:
     """Whether it pays, in one sentence."""
     speedup, interval = result["speedup"], result["speedup_ci"]
     range_text = f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+    if not result["drafted"]:
+        return (
+            f"Nothing was drafted: this is plain decoding on both sides, which came out at {speedup:.2f}x{range_text}."
+        )
     low, high = interval or (speedup, speedup)
     if low > 1:
         return f"Speculation pays here: {speedup:.2f}x plain decoding{range_text}."
@@ -111,6 +115,8 @@ def recommendation(point: dict[str, Any]) -> str:
     interval = point["speedup_ci"]
     expected = f"{point['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
     at = f"Recommended at temperature {point['temperature']:g}"
+    if not point["drafted"]:
+        return f"{at}: plain decoding; nothing was drafted."
     which = f"{point['draft']} with K = {point['k']}"
     if point["pays"] is False:
         return f"{at}: plain decoding; the best draft, {which}, gives {expected}."

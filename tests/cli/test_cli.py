@@ -45,7 +45,7 @@ NOISE = 0.04
 KEYS = [
     "schema", "specdec_version", "environment", "settings", "prompt", "turn", "text",
     "token_ids", "prompt_tokens", "new_tokens",
-    "finish_reason", "rounds", "drafted", "accepted", "tokens_per_round", "alpha", "provenance", "timings",
+    "finish_reason", "rounds", "drafted", "accepted", "judged", "tokens_per_round", "alpha", "provenance", "timings",
 ]  # fmt: skip
 TIMINGS = ["prefill_s", "decode_s", "draft_s", "verify_s", "other_s", "tokens_per_s"]
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -370,6 +370,9 @@ def test_a_bad_prompt_is_one_line_and_leaves_nothing(
         (["--target", "TARGET"], 2, "--draft is missing: name a small model with the target's tokenizer, or none"),
         (["--target", "", "--draft", "none"], 2, "the model is an empty string"),
         (["--target", "./no-such", "--draft", "none"], 2, "--target ./no-such does not exist"),
+        (["--target", "./no-such"], 2, "--target ./no-such does not exist"),
+        (["--target", "no-such.gguf"], 2, "--target no-such.gguf does not exist"),
+        (["--target", "someone/model"], 2, "--draft is missing"),
         (["--target", "no-such.gguf", "--draft", "none"], 2, "--target no-such.gguf does not exist"),
         (["--target", "what is this", "--draft", "none"], 2, "--target what is this does not exist"),
         (["--target", "empty", "--draft", "none"], 2, "--target empty is a folder with no config.json"),
@@ -564,7 +567,8 @@ def check_consistent(one: dict[str, Any]) -> None:
     assert len(one["token_ids"]) == one["new_tokens"] == len(one["provenance"])
     assert set(one["provenance"]) <= {"accepted", "recovered", "bonus", "plain"}
     assert 0 <= one["accepted"] <= one["drafted"]
-    assert one["provenance"].count("accepted") <= one["accepted"]
+    assert one["provenance"].count("accepted") == one["accepted"]
+    assert (one["alpha"] is None) == (one["judged"] == 0)
     assert len(one["provenance"]) - one["provenance"].count("accepted") <= one["rounds"]
     if one["rounds"]:
         assert one["tokens_per_round"] == pytest.approx(one["new_tokens"] / one["rounds"])
@@ -666,6 +670,25 @@ def test_the_text_ends_with_the_end_token_wherever_it_falls(
     check_consistent(one)
     end = sampled["token_ids"].index(last) + 1
     assert (one["token_ids"], one["finish_reason"]) == (sampled["token_ids"][:end], "eos")
+
+
+def test_tokens_behind_the_end_inside_a_block_are_counted_nowhere(
+    specdec: Specdec, checkpoints: Models, greedy: dict[str, Any], tmp_path: Path
+) -> None:
+    """The draft is the target, so that all eight are accepted; the third of them ends the text."""
+    last = greedy["token_ids"][2]
+    assert greedy["token_ids"].index(last) == 2
+    target = tiny.save(tmp_path / "target", ascii_model(), ascii_tokenizer(), [END_ID, last])
+    options = checkpoints.pair("--temperature", "0", "--k", "8", "--trace", "t", target=target, draft=target)
+    one = record(specdec, PROMPT, *options)
+    check_consistent(one)
+    assert (one["token_ids"], one["finish_reason"]) == (greedy["token_ids"][:3], "eos")
+    assert (one["drafted"], one["accepted"], one["rounds"], one["tokens_per_round"]) == (8, 3, 1, 3.0)
+    assert one["provenance"] == 3 * ["accepted"]
+    # Alpha is over what the rule judged in whole rounds, and there is none; the trace keeps what it said of this one.
+    assert (one["alpha"], one["judged"]) == (None, 0)
+    (line,) = map(json.loads, Path("t").read_text(encoding="utf-8").splitlines())
+    assert (line["num_accepted"], line["provenance"], line["cut"]) == (8, 3 * ["accepted"], True)
 
 
 @pytest.mark.parametrize("output_format", ["text", "json"])
@@ -796,7 +819,11 @@ def test_the_trace_has_a_line_a_round_and_adds_up_to_the_record(
             assert len(line["provenance"]) == len(line["token_ids"])
         assert token_ids == one["token_ids"]
         assert sum(len(line["draft_token_ids"]) for line in rounds) == one["drafted"]
-        assert sum(line["num_accepted"] for line in rounds) == one["accepted"]
+        assert sum(line["num_accepted"] for line in rounds) >= one["accepted"]
+        kinds: list[str] = []
+        for line in rounds:
+            kinds = [*kinds[: len(kinds) - line["withdrawn"]], *line["provenance"]]
+        assert kinds.count("accepted") == one["accepted"]
         for part in ("draft_s", "verify_s", "other_s"):
             assert sum(line[part] for line in rounds) == pytest.approx(one["timings"][part])
         assert [line["finish_reason"] for line in rounds] == (len(rounds) - 1) * [None] + [one["finish_reason"]]
@@ -848,11 +875,21 @@ def test_the_summary_counts_in_words_that_fit(counts: tuple[int, int, int, int],
     summary = generation_summary(
         {
             "new_tokens": new_tokens, "prompt_tokens": prompt_tokens, "rounds": rounds, "drafted": drafted,
-            "accepted": 0, "alpha": None, "tokens_per_round": new_tokens / rounds, "timings": timings,
+            "accepted": 0, "judged": 0, "alpha": None, "tokens_per_round": new_tokens / rounds, "timings": timings,
         }
     ).plain  # fmt: skip
     assert all(part in summary for part in expected)
     assert f"drafted token{'s' * (drafted > 1)} accepted" in summary
+    assert "alpha" not in summary
+
+
+def test_the_summary_says_what_alpha_is_of() -> None:
+    """45 of 73 is not 0.79: without a word on what alpha is over, the two look like an error."""
+    timings = {"decode_s": 2.0, "prefill_s": 0.01, "tokens_per_s": 32.0, "draft_s": 1, "verify_s": 1, "other_s": 0}
+    counts = {"rounds": 19, "drafted": 73, "accepted": 45, "judged": 57, "alpha": 45 / 57, "tokens_per_round": 3.37}
+    summary = generation_summary({"new_tokens": 64, "prompt_tokens": 6, "timings": timings, **counts}).plain
+    line = "19 rounds, 3.37 tokens a round; 45 of 73 drafted tokens accepted; alpha 0.79 of the 57 judged"
+    assert line in summary.splitlines()
 
 
 # --show-draft

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from running import Specdec
 
 from specdec_cli.commands import bench as command
+from specdec_cli.drafters.base import Context
+from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.spec import parse_draft
 from specdec_cli.runtime.pairs.pair import load_pairs
 from specdec_cli.runtime.pairs.peers import transformers_generate
@@ -68,7 +71,7 @@ def test_records_of_several_sources_count_each(
         assert counts == {
             "rounds": len(mine),
             "drafted": sum(len(r["draft_token_ids"]) for r in mine),
-            "accepted": sum(r["num_accepted"] for r in mine),
+            "accepted": sum(r["provenance"].count("accepted") for r in mine),
         }
     assert document["settings"]["draft"]["name"] == f"ngram+{folders['draft']}"
     alone = record("ngram")
@@ -90,6 +93,131 @@ def test_a_trace_holds_the_whole_tree_and_the_record_counts_one_branch(
         assert set(r["draft_token_ids"]) <= set(r["tree"]["token_ids"])
     assert document["drafted"] == sum(len(r["draft_token_ids"]) for r in rounds)
     assert document["rounds"] == len(rounds)
+
+
+@pytest.fixture(scope="module")
+def short_sighted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and itself with a context of 64 tokens as its draft."""
+    home = tmp_path_factory.mktemp("short")
+    draft = tiny.save(home / "draft", tiny.model(max_position_embeddings=64))
+    return tiny.save(home / "target", tiny.model()), draft
+
+
+def passes_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each pass of this model reads, from now on."""
+    seen: list[int] = []
+    forward = model.forward
+
+    def watched(token_ids: Any, num_logits: int) -> Any:
+        seen.append(len(token_ids))
+        return forward(token_ids, num_logits)
+
+    monkeypatch.setattr(model, "forward", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new_tokens", "note", "after"),
+    [
+        (100, 10, "prompt and --max-new-tokens come to 110", "for the last 10 tokens"),
+        (40, 40, "prompt and --max-new-tokens come to 80", "for the last 15 tokens"),
+        (64, 1, "prompt and --max-new-tokens come to 65", ""),
+        (40, 24, "", ""),
+    ],
+)
+def test_a_text_beyond_the_drafts_context_is_told_before_and_after(
+    specdec: Specdec,
+    short_sighted: tuple[Path, Path],
+    tmp_path: Path,
+    prompt: int,
+    new_tokens: int,
+    note: str,
+    after: str,
+) -> None:
+    target, draft = short_sighted
+    options = (
+        "--device",
+        "cpu",
+        "-n",
+        str(new_tokens),
+        "--ignore-eos",
+        "--temperature",
+        "0",
+        "--trace",
+        tmp_path / "t",
+    )
+    code, _, err = specdec("generate", "x" * prompt, "-t", target, "-d", draft, *options)
+    assert code == 0
+    told = [line for line in err.splitlines() if "context" in line]
+    assert len(told) == bool(note) + bool(after)
+    if note:
+        assert (
+            told[0]
+            == f"note: draft {draft}: its context is 64 tokens, and {note}: beyond its context it drafts nothing"
+        )
+    if after:
+        assert told[1] == f"the draft's context is full: it drafted nothing {after}"
+    # Every round that had room drafted, no other did, and the counts say so.
+    length = prompt
+    for line in map(json.loads, (tmp_path / "t").read_text().splitlines()):
+        left = prompt + new_tokens - length
+        assert len(line["draft_token_ids"]) == max(0, min(4, left - 1, 65 - length))
+        length += len(line["token_ids"])
+
+
+def test_a_prompt_beyond_the_drafts_context_is_not_read_by_it(
+    short_sighted: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = tiny.pair(*short_sighted)
+    assert pair.draft is not None
+    passes = passes_of(pair.draft, monkeypatch)
+    drafter = DraftModel(pair.draft, SamplingSettings(temperature=0.0))
+    for prompt_tokens, read in ((65, 0), (64, 63), (200, 0)):
+        passes.clear()
+        drafter.reset(Context(prompt_tokens * [1]))
+        draft = drafter.propose(Context(prompt_tokens * [1]), 4, torch.Generator())
+        assert len(draft.token_ids) == (1 if read else 0)
+        assert sum(passes[:1]) == read
+        drafter.observe(0)
+
+
+def test_of_several_prompts_those_beyond_the_drafts_context_are_counted(
+    specdec: Specdec, short_sighted: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = short_sighted
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("x" * 100 + "\nshort\n" + "y" * 120 + "\n", encoding="utf-8")
+    options = ("-t", target, "-d", draft, "--device", "cpu", "-n", "8", "--temperature", "0", "--prompts", prompts)
+    note = (
+        f"note: draft {draft}: its context is 64 tokens, and prompt and --max-new-tokens come to up to 128 in 2 of 3 "
+        "prompts: beyond its context it drafts nothing"
+    )
+    for name in ("generate", "bench"):
+        code, _, err = specdec(name, *options)
+        assert code == 0, err
+        assert err.splitlines().count(note) == 1
+
+
+def test_bench_says_that_nothing_was_drafted(
+    specdec: Specdec, short_sighted: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = short_sighted
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("x" * 100 + "\n", encoding="utf-8")
+    options = ("-t", target, "-d", draft, "--device", "cpu", "-n", "8", "--temperature", "0", "--prompts", prompts)
+    code, out, _ = specdec("bench", *options)
+    assert code == 0
+    assert "Nothing was drafted: this is plain decoding on both sides" in " ".join(out.split())
+    assert "pays" not in out
+    code, out, _ = specdec("sweep-k", "--k", "1,2", *options)
+    assert code == 0
+    assert "plain decoding; nothing was drafted." in out
+    assert "Nothing was drafted: this is plain" in " ".join(out.split())
+    code, out, _ = specdec("bench", *options, "--format", "json")
+    (result,) = json.loads(out)["results"]
+    assert (result["drafted"], result["cost"]) == (0, None)
+    assert [length for length, _ in result["draft_lengths"]] == [0]
+    assert result["acceptance"]["judged"] == 0
 
 
 def test_a_target_without_trees_is_one_line_and_exit_code_3(specdec: Specdec, tmp_path: Path) -> None:

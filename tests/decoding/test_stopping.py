@@ -220,6 +220,48 @@ def test_a_token_without_text_before_the_stop_string_is_allowed() -> None:
     assert outcome.token_ids in ([97], [97, END])
 
 
+EOT, USER = 256, 257
+NAMES = {EOT: "<|eot|>", USER: "<|user|>"}
+
+
+def spell_named(stops: Sequence[str], rounds: Iterable[Sequence[int]], ends: Iterable[int] = ()) -> Outcome:
+    return play(Stopping(100, list(ends), stops, Bytes(), NAMES), rounds)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stop", "kept", "text"),
+    [
+        ([*b"ab", EOT, *b"\nuser", 65], "<|eot|>\nuser", 2, "ab"),
+        ([*b"ab\n", EOT, 65], "\n<|eot|>", 2, "ab"),
+        ([*b"ab", EOT, USER, 65], "<|eot|><|user|>", 2, "ab"),
+        ([*b"a", EOT, *b"b", EOT, *b"c"], "<|eot|>c", 3, "ab"),
+        ([EOT, *b"a", USER, *b"b"], "a<|user|>b", 1, ""),
+        ([*b"a", EOT, *b"bc"], "bc", 2, "a"),  # a special token before the stop string stays
+        ([*b"ab", EOT, *b"c"], "bc", 1, "a"),  # which is on the screen, so it is found
+        (list(b"ab<|eot|>c"), "<|eot|>c", 2, "ab"),  # spelt out by other tokens
+        ([*"é".encode(), EOT, *"中".encode()], "<|eot|>中", 2, "é"),
+    ],
+)
+@pytest.mark.parametrize("size", range(1, 6))
+def test_a_stop_string_of_special_and_plain_tokens(
+    token_ids: list[int], stop: str, kept: int, text: str, size: int
+) -> None:
+    assert spell_named([stop], split(token_ids, len(token_ids) * [size])) == (token_ids[:kept], text, "stop")
+
+
+@pytest.mark.parametrize("stop", ["<", "|", "eot|>", "eot|>a", "<|", "a<|", "a<|eot", "|><|"])
+def test_no_stop_string_begins_or_ends_inside_a_special_token(stop: str) -> None:
+    """It is one token, and its name is not what a person sees."""
+    token_ids = [97, EOT, 97, EOT, EOT, 97]
+    assert spell_named([stop], one_by_one(token_ids)) == (token_ids, None, None)
+
+
+def test_a_stop_string_may_end_with_an_end_token_and_is_not_its_name_alone() -> None:
+    assert spell_named(["<|eot|>"], [[97, 98, EOT]], [EOT]) == ([97, 98, EOT], None, "eos")
+    assert spell_named(["b<|eot|>"], [[97, 98, EOT]], [EOT]) == ([97], "a", "stop")
+    assert spell_named(["<|eot|>b"], [[97, EOT, 98]], [EOT]) == ([97, EOT], None, "eos")
+
+
 def test_the_end_token_itself_is_no_text() -> None:
     """Its name may be a stop string as well: the token wins, since it is never decoded."""
     assert spell(["a", "<end>"], ["<end>"], [[0, 1]]).reason == "stop"
@@ -254,6 +296,42 @@ def test_the_borders_of_rounds_change_nothing(
     rounds, singles = (Stopping(limit, {END}, stops, Bytes()) for _ in range(2))
     assert play(rounds, split(token_ids, sizes)) == play(singles, one_by_one(token_ids))
     assert rounds.remaining == singles.remaining
+
+
+NAMED_TOKENS = st.lists(st.sampled_from([97, 98, 0xC3, 0xA9, EOT, USER]), max_size=16)
+NAMED_STOPS = st.lists(
+    st.lists(st.sampled_from(["a", "b", "é", "<|eot|>", "<|user|>"]), min_size=1, max_size=4).map("".join),
+    min_size=1,
+    max_size=2,
+)
+
+
+@on_a_busy_machine
+@given(NAMED_TOKENS, SIZES, NAMED_STOPS)
+def test_of_special_and_plain_tokens_nothing_is_shown_that_is_taken_back(
+    token_ids: list[int], sizes: list[int], stops: list[str]
+) -> None:
+    """And the borders of rounds change nothing, and no stop string is in what is left, with names or without."""
+    stopping, detokenizer = Stopping(100, (), stops, Bytes(), NAMES), Bytes()
+    out = io.StringIO()
+    printer = TextPrinter(out, False)
+    outcome, named = Outcome([], None, None), ""
+    for emitted in split(token_ids, sizes):
+        kept, withdrawn, reason = stopping.admit(emitted)
+        left = [*outcome.token_ids, *emitted[:kept]]
+        outcome = Outcome(left[: len(left) - withdrawn], stopping.text, reason)
+        if reason is not None:
+            break
+        for token_id in emitted:
+            piece = detokenizer.push(token_id)
+            printer.push(piece, "plain")
+            named += piece + NAMES.get(token_id, "")
+        printer.show(stopping.held_back)
+    assert outcome == spell_named(stops, one_by_one(token_ids))
+    final = printer.text if stopping.text is None else stopping.text
+    assert final.startswith(out.getvalue())
+    if outcome.reason is None:
+        assert not any(stop in text for stop in stops for text in (printer.text, named))
 
 
 @on_a_busy_machine
@@ -345,7 +423,7 @@ def test_nothing_of_a_stop_string_is_shown_and_everything_else_is(
     """What `generate` does with a printer: shown after every round, never taken back."""
     stopping = Stopping(100, (), stops, Bytes())
     out, detokenizer = io.StringIO(), Bytes()
-    printer = TextPrinter(out, False, lambda shown: safe_length(shown, stops))
+    printer = TextPrinter(out, False)
     shown = [""]
     for emitted in split(list(text.encode()), sizes):
         kept, _, reason = stopping.admit(emitted)
@@ -353,7 +431,8 @@ def test_nothing_of_a_stop_string_is_shown_and_everything_else_is(
             printer.push(detokenizer.push(token_id), "plain")
         if reason is not None:
             break
-        printer.show_safe()
+        printer.show(stopping.held_back)
+        assert stopping.held_back == len(printer.text) - safe_length(printer.text, stops)
         shown.append(out.getvalue())
     final = text if stopping.text is None else stopping.text
     printer.push(final[len(printer.text) :], "plain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,28 @@ ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))  # how a byte-leve
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 
 
-def byte_tokenizer(extra: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token a byte (ids 0 to 255), the end token (256), then `extra` added tokens."""
-    return tokenizer_of({c: i for i, c in enumerate(ALPHABET)}, extra, chat_template)
+def byte_tokenizer(
+    extra: tuple[str, ...] = (), chat_template: str | None = None, special: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 0 to 255), the end token (256), then added tokens; see `tokenizer_of`."""
+    return tokenizer_of({c: i for i, c in enumerate(ALPHABET)}, extra, chat_template, special)
 
 
 def tokenizer_of(
-    token_to_id: dict[str, int], extra: tuple[str, ...] = (), chat_template: str | None = None
+    token_to_id: dict[str, int],
+    extra: tuple[str, ...] = (),
+    chat_template: str | None = None,
+    special: tuple[str, ...] = (),
 ) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: the ids given, the end token where it has none, then `extra`."""
+    """A byte-level tokenizer without merges: the ids given, the end token where it has none, `special`, then `extra`.
+
+    `special` are added as special tokens that none of the tokenizer's lists names, as Llama 3 has them.
+    """
     tokenizer = Tokenizer(models.BPE(vocab=token_to_id, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
     tokenizer.add_tokens([AddedToken(t, special=False) for t in extra])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
     fast.chat_template = chat_template
@@ -117,6 +127,24 @@ def model(family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0, **
         torch.manual_seed(seed)
         made: PreTrainedModel = AutoModelForCausalLM.from_config(config(family, vocab_size, **overrides))
     return made.eval()
+
+
+def successions(following: Mapping[int, int], otherwise: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
+    """A model whose next token the last one decides alone: what `following` says, or `otherwise`."""
+    made = model(vocab_size=vocab_size)
+    directions = torch.eye(made.config.hidden_size)
+    with torch.no_grad():
+        for name, weights in made.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # no layer adds anything
+                weights.zero_()
+        embedding, head = made.get_input_embeddings().weight, made.get_output_embeddings().weight
+        embedding.copy_(directions[0].repeat(vocab_size, 1))
+        head.zero_()
+        head[otherwise] += directions[0]
+        for direction, (last, following_id) in zip(directions[1:], following.items(), strict=False):
+            embedding[last] = direction
+            head[following_id] += direction
+    return made
 
 
 def save(

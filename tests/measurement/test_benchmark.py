@@ -1031,7 +1031,7 @@ def result_of(
 ) -> dict[str, Any]:  # fmt: skip
     """A target step of 10 ms, so that a tenth of a step is 1 ms."""
     return {
-        "k": k, "speedup": speedup, "speedup_ci": interval, "prompts": 6,
+        "k": k, "speedup": speedup, "speedup_ci": interval, "prompts": 6, "drafted": 90 * k,
         "cost": {"target_step_s": 0.01, "c": c, "v": v, "o": o},
         "predicted": {"closed_form": formula / (k * c + 1)},
         "tokens_per_round": tokens, "tokens_per_round_formula": formula, "draft_lengths": [[k, 90]],
@@ -1050,6 +1050,37 @@ def result_of(
 )
 def test_whether_it_pays(speedup: float, interval: tuple[float, float] | None, beginning: str) -> None:
     assert verdict.gain(result_of(speedup=speedup, interval=interval)) == beginning
+
+
+def test_where_nothing_was_drafted_no_speedup_is_a_gain() -> None:
+    """A draft whose context the prompts exceed, or prompt lookup without a match: what differs is noise."""
+    runs = []
+    for prompt in range(1, 7):
+        runs.append(run_of("none", 0, 10, prompt=prompt))
+        runs.append(run_of("d", 4, 8, prompt=prompt, drafted=0, whole_drafted=0, lengths=((0, 4),)))
+    results = summary.results(runs)
+    (result,) = results
+    assert result["speedup_ci"][0] > 1
+    assert (result["drafted"], result["cost"], result["acceptance"]["alpha"]) == (0, None, None)
+    assert result["draft_lengths"] == [[0, 24]]
+    assert verdict.gain(result) == (
+        "Nothing was drafted: this is plain decoding on both sides, which came out at 1.25x (95 %: 1.25 to 1.25)."
+    )
+    assert verdict.explanation(result) == ""
+    (point,) = recommend(results)
+    assert point["pays"] is False
+    assert verdict.recommendation(point) == "Recommended at temperature 0: plain decoding; nothing was drafted."
+    assert [c.kind for c in caveats(runs, []) if c.kind in ("nothing_drafted", "few_tokens")] == ["nothing_drafted"]
+
+
+def test_a_draft_that_drafted_nothing_is_not_recommended_before_one_that_did() -> None:
+    idle = {"drafted": 0, "whole_drafted": 0}
+    runs = []
+    for prompt in range(1, 4):
+        runs += [run_of("none", 0, 10, prompt=prompt), run_of("d", 4, 5, prompt=prompt, judged=9, accepted=5)]
+        runs.append(run_of("idle", 4, 4, prompt=prompt, **idle))
+    (point,) = recommend(summary.results(runs))
+    assert (point["draft"], point["pays"]) == ("d", True)
 
 
 def test_of_trees_the_pass_is_as_wide_as_what_was_read() -> None:
@@ -1126,6 +1157,7 @@ def test_distributions_in_words(check: dict[str, Any], text: str) -> None:
 )
 def test_recommendations_in_words(pays: bool | None, text: str) -> None:
     point = {"temperature": 0.8, "draft": "d", "k": 3, "speedup": 1.5, "speedup_ci": (1.2, 1.8), "pays": pays}
+    point |= {"drafted": 90}
     assert verdict.recommendation(point) == f"Recommended at temperature 0.8: {text}"
 
 

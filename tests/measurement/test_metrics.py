@@ -9,7 +9,7 @@ from records import step
 
 from specdec_cli.decoding.loop import Step
 from specdec_cli.decoding.tree import Tree
-from specdec_cli.measurement.metrics import RoundTotals, add_up
+from specdec_cli.measurement.metrics import RoundTotals, accepted_in_text, add_up, by_source
 
 
 def test_of_a_tree_positions_are_counted_not_tokens() -> None:
@@ -19,7 +19,7 @@ def test_of_a_tree_positions_are_counted_not_tokens() -> None:
 
 
 def test_no_rounds_have_no_rates() -> None:
-    assert add_up([]) == RoundTotals(0, 0, 0, 0, None, None, None, None, 0, 0, 0)
+    assert add_up([]) == RoundTotals(0, 0, 0, 0, 0, None, None, None, None, 0, 0, 0)
     assert add_up([]).decode_s == 0
 
 
@@ -28,6 +28,7 @@ def test_alpha_counts_judged_positions_alone() -> None:
     totals = add_up([step(4, 2), step(4, 0), step(4, 4), step(4, 3)])
     assert (totals.rounds, totals.drafted, totals.accepted, totals.new_tokens) == (4, 16, 9, 13)
     assert totals.alpha == pytest.approx(9 / 12)
+    assert totals.judged == 12
     assert totals.accepted_over_drafted == pytest.approx(9 / 16)
     assert totals.tokens_per_round == pytest.approx(13 / 4)
 
@@ -70,7 +71,8 @@ def test_cut_rounds_stay_out_of_alpha_and_overlap_but_in_the_counts(cut: Step) -
     assert totals.overlap == without.overlap == pytest.approx((0.9 + 0.3 + 0.9 + 0.8 + 0.7 + 0.6) / 6)
     assert totals.rounds == 3
     assert totals.drafted == 8 + len(cut.draft_token_ids)
-    assert totals.accepted == 4 + cut.num_accepted
+    assert totals.accepted == 4 + min(cut.num_accepted, len(cut.token_ids))
+    assert totals.judged == 6
     assert totals.new_tokens == 6 + len(cut.token_ids)
     assert totals.accepted_over_drafted == pytest.approx(totals.accepted / totals.drafted)
 
@@ -100,8 +102,30 @@ def test_withdrawn_tokens_are_not_new_ones() -> None:
     totals = add_up([step(4, 4), step(4, 3, kept=0, withdrawn=2, cut=True, finish_reason="stop")])
     assert (totals.new_tokens, totals.rounds) == (3, 2)
     assert totals.tokens_per_round == pytest.approx(1.5)
-    assert (totals.drafted, totals.accepted) == (8, 7)
+    assert (totals.drafted, totals.accepted) == (8, 3)
     assert totals.alpha == 1.0
+
+
+def test_accepted_counts_what_got_into_the_text() -> None:
+    """Of eight accepted tokens the third was an end token: three were emitted."""
+    totals = add_up([step(8, 8, kept=3, cut=True, finish_reason="eos")])
+    assert (totals.drafted, totals.accepted, totals.new_tokens, totals.tokens_per_round) == (8, 3, 3, 3.0)
+    assert totals.accepted_over_drafted == pytest.approx(3 / 8)
+    assert (totals.alpha, totals.judged) == (None, 0)
+
+
+def test_what_a_stop_string_took_back_is_subtracted_where_it_was_counted() -> None:
+    """Over three rounds, from two sources, and in no prompt but its own."""
+    first = replace(step(3, 3), source="a")  # three accepted and a bonus
+    second = replace(step(2, 2), source="b")
+    last = replace(step(2, 1, kept=0, withdrawn=5, cut=True, finish_reason="stop"), source="a")
+    other = replace(step(2, 2), source="b")
+    assert accepted_in_text([first, second, last, other]) == [2, 0, 0, 2]
+    assert add_up([first, second, last, other]).accepted == 4
+    assert {name: counts.accepted for name, counts in by_source([first, second, last, other]).items()} == {
+        "a": 2,
+        "b": 2,
+    }
 
 
 def test_seconds_add_up_by_part() -> None:

@@ -314,11 +314,19 @@ def _preset(pair: PairOptions) -> Preset:
     if pair.preset is not None:
         raise UsageError("--preset and --target are given both: choose one (--draft may stand beside either)")
     if not pair.drafts:
+        _require_path(pair.target or "")  # the mistake that comes first is told first
         raise UsageError(
             f"--draft is missing: name a small model with the target's tokenizer, or {NO_DRAFT} "
             "(ngram, suffix, lookahead and early-exit:N need no second model)"
         )
     return Preset(name=pair.target, target=pair.target, draft=NO_DRAFT)
+
+
+def _require_path(target: str) -> None:
+    """Refuse what can only be meant as a path, and leads nowhere; a hub id is looked up later."""
+    is_path = target.startswith((".", "/", "~")) or target.endswith(".gguf") or target.count("/") > 1
+    if is_path and not Path(target).expanduser().exists():
+        raise UsageError(f"--target {target} does not exist: give a folder, a .gguf file or a hub id")
 
 
 def _require_vocab(value: str) -> None:

@@ -36,18 +36,25 @@ class Dialogue:
 
     def prompt_ids(self, answers: Sequence[Sequence[int]]) -> Sequence[int]:
         """Ids that the next answer follows, given those of the answers so far."""
-        return self._encode([self.pair.decode(answer) for answer in answers], 1)
+        texts: list[str] = []
+        for answer in answers:
+            texts.append(self.pair.decode(answer, self._encode(texts, 1)))
+        return self._encode(texts, 1)
 
-    def require_room(self, number: int) -> None:
+    def require_room(self, number: int) -> int:
         """Whether the context holds every turn and full answers to all of them, told before anything is measured.
+
+        Returns:
+            tokens that all of them may come to.
 
         Raises:
             UsageError: it does not, or a prompt cannot be encoded; names the prompt.
         """
         try:
-            self._encode([""] * (self.turns - 1), self.turns)
+            ids = self._encode([""] * (self.turns - 1), self.turns)
         except UsageError as error:
             raise UsageError(f"prompt {number}: {error}") from error
+        return len(ids) + self.turns * self.request.settings.max_new_tokens
 
     def _encode(self, answers: Sequence[str], room_for: int) -> Sequence[int]:
         messages = conversation(self.prompt, self.request.system)
@@ -102,7 +109,8 @@ def make_plan(request: BenchRequest, pairs: Sequence[Pair], report: Report) -> P
         UsageError: a prompt has no room in the context.
     """
     dialogues = [Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
-    for number, dialogue in enumerate(dialogues, start=1):
-        dialogue.require_room(number)
+    sizes = [dialogue.require_room(number) for number, dialogue in enumerate(dialogues, start=1)]
+    for note in dict.fromkeys(filter(None, (pair.draft_context_note(sizes) for pair in pairs))):
+        report(f"note: {note}")
     peers = load_peers(request, pairs, report)
     return Plan(request, pairs, peers, dialogues, contests(request, pairs, peers))

@@ -22,7 +22,7 @@ from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.for_loop import model_for_loop
 from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
 from specdec_cli.runtime.models.transformers_model import TransformersModel
-from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer
+from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer, special_tokens
 from specdec_cli.runtime.pairs.vocabularies import (
     VocabularyComparison,
     compare_vocabularies,
@@ -92,20 +92,49 @@ class Pair:
         both = ours.keys() & theirs.keys()
         return {**facts, "tokens_differing_from_id_5": sum(i >= 5 and ours[i] != theirs[i] for i in both)}
 
-    def text_stream(self) -> TextStream:
-        """A fresh detokenizer."""
-        return TextStream(self.checkpoint.tokenizer)
+    def text_stream(self, prompt_ids: Sequence[int]) -> TextStream:
+        """A fresh detokenizer of what follows a prompt."""
+        return TextStream(self.checkpoint.tokenizer, prompt_ids)
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """Names of the tokens that decoded text never shows."""
+        return special_tokens(self.checkpoint.tokenizer)
 
     def special_ids(self, texts: Sequence[str]) -> frozenset[int]:
-        """Ids of those texts that are a special token, which decoded text never shows."""
-        tokenizer = self.checkpoint.tokenizer
-        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        return frozenset(special[text] for text in texts if text in special)
+        """Ids of those texts that are a special token."""
+        return frozenset(i for i, name in self.special_tokens.items() if name in texts)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer."""
-        stream = self.text_stream()
+    def decode(self, token_ids: Sequence[int], prompt_ids: Sequence[int]) -> str:
+        """The text of an answer to a prompt."""
+        stream = self.text_stream(prompt_ids)
         return "".join([*map(stream.push, token_ids), stream.flush()])
+
+    def draft_context_note(self, sizes: Sequence[int]) -> str:
+        """That texts outgrow the draft's context, in a line; empty where none does.
+
+        Args:
+            sizes: of each text, how many tokens it may come to.
+        """
+        if self.draft is None or self.draft_checkpoint is None:
+            return ""
+        limit = self.draft.max_length
+        longer = [size for size in sizes if size > limit]
+        if not longer:
+            return ""
+        which = "" if len(sizes) == 1 else f" in {len(longer):,} of {len(sizes):,} prompts"
+        most = f"{'' if len(longer) == 1 else 'up to '}{max(longer):,}"
+        return (
+            f"draft {self.draft_checkpoint.name}: its context is {limit:,} tokens, and prompt and --max-new-tokens "
+            f"come to {most}{which}: beyond its context it drafts nothing"
+        )
+
+    def beyond_draft_context(self, prompt_tokens: int, new_tokens: int) -> int:
+        """How many of the new tokens are beyond the draft's context."""
+        if self.draft is None:
+            return 0
+        # Behind a text as long as the context, one token can still be drafted.
+        return max(0, new_tokens - max(0, self.draft.max_length + 1 - prompt_tokens))
 
     def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
         """Ids of a conversation that the model is to continue.

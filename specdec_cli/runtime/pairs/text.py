@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,21 +13,28 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Decodes ids one at a time into text that will not change any more.
+    """Decodes ids one at a time into text that will not change any more, and that has no special tokens in it.
 
     A token may hold part of a character, and some tokenizers join tokens with a space that depends on the token
-    before. So each new token is decoded together with those since the last certain character, and what they add to
-    the text before is given out once it is a whole character.
+    before, or leave out the space that a text begins with. So each new token is decoded together with those since the
+    last certain character, at first with the end of the prompt, and what they add to the text before is given out once
+    it is a whole character.
+
+    Args:
+        prompt_ids: what the ids follow; their text is no part of what is given out.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._special = special_tokens(tokenizer).keys()
+        self._ids = self._end_with_text(prompt_ids)
         self._start = 0  # decode from here,
-        self._certain = 0  # given out up to here
+        self._certain = len(self._ids)  # given out up to here
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; empty inside a character."""
+        """The text that became certain with this token; empty inside a character, and of a special token."""
+        if token_id in self._special:  # without text, it is no context for what follows
+            return ""
         self._ids.append(token_id)
         before, now = self._texts()
         certain = len(self._ids)
@@ -39,21 +47,47 @@ class TextStream:
                 if text + REPLACEMENT == now and self._decode(self._ids[whole:]) == REPLACEMENT:
                     certain, now = whole, text
                     break
+        added = self._added(before, now, certain)
         self._start, self._certain = self._certain, certain
-        return now[len(before) :]
+        return added
 
     def flush(self) -> str:
         """What is left at the end, with replacement characters for bytes that never became a character."""
         before, now = self._texts()
+        added = self._added(before, now, len(self._ids))
         self._start = self._certain = len(self._ids)
-        return now[len(before) :]
+        return added
 
     def _texts(self) -> tuple[str, str]:
         return self._decode(self._ids[self._start : self._certain]), self._decode(self._ids[self._start :])
 
+    def _added(self, before: str, now: str, end: int) -> str:
+        if now.startswith(before):
+            return now[len(before) :]
+        # Some decoders make whole characters unreadable where bytes that are no text follow them.
+        return self._decode(self._ids[self._certain : end])
+
+    def _end_with_text(self, token_ids: Sequence[int]) -> list[int]:
+        """As much of the end as it takes to have some text, and to begin with a whole character."""
+        size = 8
+        while size < len(token_ids):
+            ids = list(token_ids[-size:])
+            text = self._decode(ids)
+            if text and not text.startswith(REPLACEMENT):
+                return ids
+            size *= 2
+        return list(token_ids)
+
     def _decode(self, token_ids: list[int]) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Names of the tokens that decoding leaves out, whether or not one of the tokenizer's lists has them."""
+    if tokenizer.is_fast:
+        return {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
 
 
 def is_chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:

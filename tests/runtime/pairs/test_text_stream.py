@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 import specdec_cli
 from specdec_cli.decoding.stopping import safe_length
 from specdec_cli.reports.stream import LEGEND, TextPrinter, legend
-from specdec_cli.runtime.pairs.text import REPLACEMENT, TextStream
+from specdec_cli.runtime.pairs.text import REPLACEMENT, TextStream, special_tokens
 
 CORPUS = (
     "def naïve(café):\n    return '中文字😀' + \"e\u0301\"\n",
@@ -100,9 +100,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     return text
 
 
-def streamed(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+def streamed(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> list[str]:
     """The text after every token, and after the flush."""
-    stream = TextStream(tokenizer)
+    stream = TextStream(tokenizer, prompt_ids)
     texts = [""]
     for token_id in token_ids:
         texts.append(texts[-1] + stream.push(token_id))
@@ -210,16 +210,114 @@ def test_the_demo_pairs_tokenizer_streams_its_own_kind_of_text() -> None:
     assert streamed(tokenizer, token_ids)[-1] == decode(tokenizer, token_ids) == text
 
 
+# Behind a prompt
+
+
+def small_wordpiece() -> PreTrainedTokenizerFast:
+    """As BERT has it: ## goes on with a word, and all else begins one with a space."""
+    tokenizer = Tokenizer(models.WordPiece({tiny.END: 0, "ab": 1, "##c": 2, "d": 3}, unk_token=tiny.END))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([tiny.END])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=tiny.END)
+
+
+def small_metaspace() -> PreTrainedTokenizerFast:
+    """As T5 and older Llama conversions have it."""
+    tokenizer = Tokenizer(models.BPE({tiny.END: 0, "▁": 1, "a": 2, "b": 3, "▁a": 4}, [("▁", "a")], unk_token=tiny.END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([tiny.END])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=tiny.END)
+
+
+def small_suffix_bpe() -> PreTrainedTokenizerFast:
+    """As CLIP has it: the end of a word is marked, and becomes a space unless the text ends there."""
+    tokenizer = Tokenizer(models.BPE({tiny.END: 0, "a</w>": 1, "b</w>": 2, "c": 3}, []))
+    tokenizer.decoder = decoders.BPEDecoder()
+    tokenizer.add_special_tokens([tiny.END])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=tiny.END)
+
+
+SPACED = {
+    "sentencepiece": TOKENIZERS["sentencepiece"],
+    "wordpiece": small_wordpiece(),
+    "metaspace": small_metaspace(),
+    "suffix": small_suffix_bpe(),
+}
+
+
+def test_the_first_space_of_an_answer_is_text() -> None:
+    """SentencePiece leaves out the space that a text begins with; an answer is in the middle of one."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    prompt, answer = ids_of(tokenizer, "hello"), tokenizer.convert_tokens_to_ids(list("▁wo▁the"))
+    assert decode(tokenizer, answer) == "wo the"
+    assert streamed(tokenizer, answer, prompt) == [
+        "",
+        " ",
+        " w",
+        " wo",
+        " wo ",
+        " wo t",
+        " wo th",
+        " wo the",
+        " wo the",
+    ]
+
+
+@pytest.mark.parametrize("tokenizer", SPACED.values(), ids=SPACED)
+@on_a_busy_machine
+@given(data=st.data())
+def test_an_answer_is_what_it_adds_to_the_whole_text(tokenizer: PreTrainedTokenizerBase, data: st.DataObject) -> None:
+    # Tokens that are whole characters: what bytes come to that are no text depends on the decoder.
+    names = [t for t in tokenizer.get_vocab() if not t.startswith("<0x")]
+    ids = st.lists(st.sampled_from(names).map(tokenizer.convert_tokens_to_ids), max_size=20)
+    prompt, answer = data.draw(ids), data.draw(ids)
+    whole, before = decode(tokenizer, [*prompt, *answer]), decode(tokenizer, prompt)
+    assert whole.startswith(before)
+    texts = streamed(tokenizer, answer, prompt)
+    assert before + texts[-1] == whole
+    assert all(whole.startswith(before + shown) for shown in texts)
+
+
+@every_tokenizer
+@on_a_busy_machine
+@given(
+    prompt=st.text(st.sampled_from(["a", " ", "é", "中", "😀"])), answer=st.text(st.sampled_from(["b", "é", "中", " "]))
+)
+def test_a_prompt_is_not_cut_inside_a_character(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> None:
+    """The stream looks at the prompt's end alone, which may be bytes of one long run."""
+    ids = [ids_of(tokenizer, "x" + prompt), ids_of(tokenizer, answer)]
+    whole = decode(tokenizer, [*ids[0], *ids[1]])
+    assert streamed(tokenizer, ids[1], ids[0])[-1] == whole[len("x" + prompt) :]
+
+
+def test_bytes_that_are_no_text_do_not_spoil_the_prompt() -> None:
+    """A run of bytes is decoded as a whole here: one that is no text makes the prompt's last character unreadable."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    prompt = ids_of(tokenizer, "hello 字")
+    assert streamed(tokenizer, tokenizer.convert_tokens_to_ids(["<0xE4>"]), prompt)[-1] == REPLACEMENT
+    assert streamed(tokenizer, tokenizer.convert_tokens_to_ids(["<0xE4>", "a"]), prompt)[-1] == REPLACEMENT + "a"
+
+
+def test_special_tokens_are_those_that_decoding_leaves_out() -> None:
+    """Named in one of the tokenizer's lists, or added as special and named nowhere; not every added token."""
+    tokenizer = tiny.byte_tokenizer(extra=("<think>",), special=("<|eot|>",))
+    assert "<|eot|>" not in tokenizer.all_special_tokens
+    found = special_tokens(tokenizer)
+    assert found == {tiny.BYTES: tiny.END, tiny.BYTES + 1: "<|eot|>"}
+    assert [i for i in range(len(tokenizer)) if not decode(tokenizer, [i])] == sorted(found)
+
+
 # The printer
 
 
 def show(pieces: Sequence[tuple[str, str]], show_draft: bool, stops: Sequence[str] = ()) -> str:
     """What a person sees of these (text, provenance)."""
     out = io.StringIO()
-    printer = TextPrinter(out, show_draft, partial(safe_length, stop_strings=stops))
+    printer = TextPrinter(out, show_draft)
     for text, provenance in pieces:
         printer.push(text, provenance)
-        printer.show_safe()
+        printer.show(len(printer.text) - safe_length(printer.text, stops))
     assert printer.finish() == "".join(text for text, _ in pieces)
     return out.getvalue()
 
@@ -230,11 +328,11 @@ def with_line_end(text: str) -> str:
 
 def test_text_is_shown_as_it_becomes_safe() -> None:
     out = io.StringIO()
-    printer = TextPrinter(out, False, partial(safe_length, stop_strings=["STOP"]))
+    printer = TextPrinter(out, False)
     seen = []
     for text in ("ab", "cS", "TO", "", "Xd", "ST"):
         printer.push(text, "plain")
-        printer.show_safe()
+        printer.show(len(printer.text) - safe_length(printer.text, ["STOP"]))
         seen.append(out.getvalue())
     assert seen == ["ab", "abc", "abc", "abc", "abcSTOXd", "abcSTOXd"]
     assert printer.text == "abcSTOXdST"
@@ -249,9 +347,9 @@ def test_text_is_shown_as_it_becomes_safe() -> None:
 )
 def test_the_output_ends_with_one_line_end(show_draft: bool, text: str, length: int | None, shown: str) -> None:
     out = io.StringIO()
-    printer = TextPrinter(out, show_draft, lambda _: 0)
+    printer = TextPrinter(out, show_draft)
     printer.push(text, "recovered")
-    printer.show_safe()
+    printer.show(held_back=len(text))
     assert out.getvalue() == ""
     assert printer.finish(length) == text[:length]
     assert out.getvalue() == shown
