@@ -122,7 +122,7 @@ def test_the_space_is_part_of_the_conversation_in_generate_and_bench(
     assert code == 0, err
     assert ["x", " the wo", "y"] in seen
     seen.clear()
-    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(bench.document, "copy_bandwidth", lambda *_: 1e9)
     code, _, err = specdec("bench", "--prompts", prompts, *arguments(spaced, "-n", "2", "-q"))
     assert code == 0, err
     assert ["x", " the wo", "y"] in seen
