@@ -14,6 +14,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from specdec_cli.decoding.draft_length import FIRST
+from specdec_cli.decoding.seeds import DERIVATION
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.spec import DraftSpec, parse_draft
 from specdec_cli.errors import INTERRUPTED, SLOWER, InterruptedByUser, SpecdecError, UsageError
@@ -499,6 +500,7 @@ def _settings(request: BenchRequest, pairs: Sequence[Pair]) -> dict[str, Any]:
         "prompts_sha256": request.prompts_sha256,
         "sampling": sampling,
         **asdict(request.settings),
+        "seed_derivation": DERIVATION,
         "system": request.system,
         "raw": request.raw,
         "compare": request.compare,

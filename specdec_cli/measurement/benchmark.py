@@ -22,6 +22,7 @@ from specdec_cli.decoding.draft_length import draft_length
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
+from specdec_cli.decoding.seeds import answer_seed, trial_seed
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.measurement.metrics import by_source
@@ -389,7 +390,7 @@ def estimate_s(
 
 def warm_up(contest: Contest, dialogue: Dialogue, max_new_tokens: int) -> list[Run]:
     """Run every arm once on few tokens; good for an estimate of how long everything will take, and for nothing else."""
-    case = Case(0, 1, "", tuple(dialogue.prompt_ids(())), seed=0)
+    case = Case(0, 1, "", tuple(dialogue.prompt_ids(())), trial_seed("warm-up"))
     tokens = min(WARM_UP_TOKENS, max_new_tokens)
     return [arm.run(case, tokens) for arm in (contest.baseline, *contest.arms)]
 
@@ -410,6 +411,7 @@ def benchmark(
     Args:
         contests: by temperature.
         dialogues: the prompts.
+        seed: of the session; every answer has its own, the same for all arms.
         target: to look at where greedy texts differ.
         rounding: relative step of its number type; 0 where no difference is to be excused, None where texts are not
             to be compared.
@@ -425,7 +427,7 @@ def benchmark(
                     runs = [r for r in session.runs if (r.temperature, r.prompt, r.turn) == (temperature, prompt, turn)]
                     if not runs:
                         ids = tuple(dialogue.prompt_ids(answers))
-                        case = Case(prompt, turn, dialogue.category, ids, seed + prompt)
+                        case = Case(prompt, turn, dialogue.category, ids, answer_seed(seed, prompt, turn))
                         runs = [arm.run(case, max_new_tokens) for arm in in_turn(contest, number)]
                         if temperature == 0 and rounding is not None:
                             runs = _compared(runs, case, target, contest.sampling, rounding)
@@ -436,7 +438,8 @@ def benchmark(
                     number += 1
         contest = next(iter(contests.values()))
         for prompt, dialogue in islice(enumerate(dialogues, start=1), CONTROLS):
-            case = Case(prompt, 1, dialogue.category, tuple(dialogue.prompt_ids(())), seed + prompt)
+            ids = tuple(dialogue.prompt_ids(()))
+            case = Case(prompt, 1, dialogue.category, ids, answer_seed(seed, prompt))
             session.controls.append(contest.baseline.run(case, max_new_tokens))
     except KeyboardInterrupt:
         session.interrupted = True
