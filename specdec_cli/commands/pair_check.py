@@ -27,6 +27,7 @@ from specdec_cli.measurement.probe import (
     measure_acceptance,
     measure_costs,
     recommendation,
+    tried_windows,
 )
 from specdec_cli.measurement.probe import record as probe_record
 from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_prompts
@@ -37,6 +38,7 @@ from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect_check
 from specdec_cli.runtime.checkpoints.loading import Checkpoint
 from specdec_cli.runtime.checkpoints.sources import Report
 from specdec_cli.runtime.devices import choose_device, clock_for, out_of_memory
+from specdec_cli.runtime.models.windows import CACHED, MASKED, declared_windows
 from specdec_cli.runtime.pairs.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
 from specdec_cli.runtime.pairs.elsewhere import elsewhere
 from specdec_cli.runtime.pairs.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
@@ -196,11 +198,19 @@ def _probe(
         sides["draft"] = (pair.draft, pair.draft_checkpoint)
     clock = clock_for(*pair.devices)
     with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
-        caches = {
-            role: check_cache(model, longest[: model.max_length], _name(checkpoint))
+        windows = {
+            role: declared_windows(checkpoint.model.config, (*CACHED, *MASKED), model.max_length)
             for role, (model, checkpoint) in sides.items()
         }
-        checks = [_cache_check(role, agreement, _name(sides[role][1])) for role, agreement in caches.items()]
+        tried = {role: tried_windows(model, windows[role]) for role, (model, _) in sides.items()}
+        caches = {
+            role: check_cache(model, longest[: model.max_length], _name(checkpoint), tried[role])
+            for role, (model, checkpoint) in sides.items()
+        }
+        checks = [
+            _cache_check(role, agreement, _name(sides[role][1]), sorted({*windows[role]} - {*tried[role]}))
+            for role, agreement in caches.items()
+        ]
         agreements = dict.fromkeys(("target", "draft")) | {
             role: agreement.record() for role, agreement in caches.items()
         }
@@ -261,12 +271,15 @@ def _name(checkpoint: Checkpoint) -> str:
     return str(checkpoint.coarsest_dtype).removeprefix("torch.")
 
 
-def _cache_check(role: str, agreement: Agreement, dtype: str) -> Check:
+def _cache_check(role: str, agreement: Agreement, dtype: str, untried: Sequence[int]) -> Check:
+    """One line on a cache; `untried` are windows that no block was tried past."""
     detail = (
         f"a block differs from single steps by {agreement.block_against_steps:.2g} of the logits' spread, a "
         f"rolled-back cache from a fresh one by {agreement.rollback_against_recompute:.2g}; rounding to {dtype} "
         f"explains {agreement.tolerance:g}"
     )
+    if untried:
+        detail += f"; past its window of {' and '.join(f'{window:,}' for window in untried)} tokens it was not tried"
     if not math.isfinite(max(agreement.block_against_steps, agreement.rollback_against_recompute)):
         detail = f"in {dtype} its logits are not numbers, or all the same"
     if agreement.holds:

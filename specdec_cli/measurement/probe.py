@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from statistics import median, quantiles
 from typing import Any
 
@@ -33,6 +34,8 @@ MAX_K = 16
 ROUND_K = 4  # drafted a round while acceptance is measured
 NEW_TOKENS = 32
 PREFIX = 32  # tokens in the cache before the block that is tried and timed
+# Windows of a model's attention that a block is tried past; a longer one takes minutes to fill on a CPU.
+LONGEST_WINDOW, LONGEST_WINDOW_ON_CPU = 8192, 1024
 WARM_UP = 2
 # As many repeats as fit into the seconds, but no fewer than the first number and no more than the second.
 REPEATS, ENOUGH_SECONDS = (7, 31), 6.0
@@ -127,31 +130,43 @@ class Costs:
         return tuple(seconds / self.target_step_s for seconds in self.verify_s)
 
 
-def check_cache(model: CachedModel, token_ids: Sequence[int], dtype: str) -> Agreement:
-    """Try a model's cache on a text.
+def check_cache(model: CachedModel, token_ids: Sequence[int], dtype: str, windows: Sequence[int] = ()) -> Agreement:
+    """Try a model's cache on a text, and past each of its windows on the text said over and over.
 
     Args:
         model: its cache is emptied first.
         token_ids: two or more; the first half fills the cache.
         dtype: the name of the type that the model computes in.
+        windows: tokens of each, see `tried_windows`.
     """
+    texts = [(token_ids, PREFIX)]
+    texts += [(list(islice(cycle(token_ids), window + MAX_K + 2)), window + 1) for window in windows]
     return Agreement(
-        block_against_steps(model, token_ids), rollback_against_recompute(model, token_ids), TOLERANCE[dtype]
+        max(block_against_steps(model, ids, filled) for ids, filled in texts),
+        max(rollback_against_recompute(model, ids, filled) for ids, filled in texts),
+        TOLERANCE[dtype],
     )
 
 
+def tried_windows(model: CachedModel, windows: Sequence[int]) -> list[int]:
+    """Those that a block can be tried past in seconds, and within the model's context."""
+    longest = LONGEST_WINDOW_ON_CPU if model.device.type == "cpu" else LONGEST_WINDOW
+    return [window for window in windows if window <= longest and window + MAX_K + 2 <= model.max_length]
+
+
 @torch.inference_mode()
-def block_against_steps(model: CachedModel, token_ids: Sequence[int]) -> float:
+def block_against_steps(model: CachedModel, token_ids: Sequence[int], filled: int = PREFIX) -> float:
     """Greatest difference between the logits of a block over a filled cache and of the same tokens one by one.
 
     Args:
         model: its cache is emptied first.
         token_ids: two or more; the first half fills the cache.
+        filled: tokens in the cache at most.
 
     Returns:
         in standard deviations of the logits; infinite where one side is not a number.
     """
-    prefix, block = _halves(model, token_ids)
+    prefix, block = _halves(model, token_ids, filled)
     _fill(model, prefix)
     at_once = model.forward(block, num_logits=len(block))
     _fill(model, prefix)
@@ -163,17 +178,18 @@ def block_against_steps(model: CachedModel, token_ids: Sequence[int]) -> float:
 
 
 @torch.inference_mode()
-def rollback_against_recompute(model: CachedModel, token_ids: Sequence[int]) -> float:
+def rollback_against_recompute(model: CachedModel, token_ids: Sequence[int], filled: int = PREFIX) -> float:
     """Greatest difference between logits after a rejection was rolled back and logits that never saw it.
 
     Args:
         model: its cache is emptied first.
         token_ids: two or more; the second half follows what is rolled back.
+        filled: as `block_against_steps`.
 
     Returns:
         as `block_against_steps`.
     """
-    prefix, block = _halves(model, token_ids)
+    prefix, block = _halves(model, token_ids, filled)
     _fill(model, prefix)
     model.forward(block.flip(0), num_logits=1)  # a draft, of which nothing stays
     model.roll_back(len(block))
@@ -184,9 +200,9 @@ def rollback_against_recompute(model: CachedModel, token_ids: Sequence[int]) -> 
     return _difference(after, never)
 
 
-def _halves(model: CachedModel, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _halves(model: CachedModel, token_ids: Sequence[int], filled: int) -> tuple[Tensor, Tensor]:
     ids = torch.tensor(token_ids, device=model.device)
-    middle = max(1, min(PREFIX, len(ids) // 2))
+    middle = max(1, min(filled, max(len(ids) // 2, len(ids) - MAX_K - 1)))
     return ids[:middle], ids[middle : middle + MAX_K + 1]
 
 
