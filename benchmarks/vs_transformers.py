@@ -29,6 +29,7 @@ from rich.table import Table
 from transformers import GenerationConfig, PreTrainedModel
 
 from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.seeds import answer_seed, trial_seed
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
@@ -97,7 +98,7 @@ def measure(
         SystemExit: an arm made fewer or more tokens than asked for, so that the figures would not compare.
     """
     for run in arms.values():
-        run(prompts[0], 0)  # warm-up
+        run(prompts[0], trial_seed("warm-up"))
     speeds: dict[str, list[float]] = {name: [] for name in arms}
     made: dict[str, list[list[int]]] = {name: [] for name in arms}
     names = list(arms)
@@ -106,7 +107,7 @@ def measure(
             shift = (turn + number) % len(names)
             for name in names[shift:] + names[:shift]:
                 started = clock()
-                ids = arms[name](prompt, turn)
+                ids = arms[name](prompt, answer_seed(0, number + 1, turn + 1))
                 speeds[name].append(tokens / (clock() - started))
                 made[name].append(ids)
                 if len(ids) != tokens:

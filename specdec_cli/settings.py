@@ -132,7 +132,7 @@ class GenerationSettings:
         max_new_tokens: upper bound on emitted tokens.
         stop_strings: texts that end the generation and are trimmed from it.
         ignore_end_token: run on past the model's end tokens, to the length.
-        seed: of every random draw; the same seed and prompt give the same record.
+        seed: of every random draw; the same seed and prompts give the same records. See `decoding.seeds`.
         draft_stop: a draft ends behind a token that its model gave less than this probability; 0 never ends it.
     """
 
@@ -166,7 +166,7 @@ class BenchSettings:
         max_new_tokens: generated for each prompt by each arm.
         limit: prompts to use, from the start of the set; 0 for all.
         ignore_end_token: all arms generate exactly `max_new_tokens`.
-        seed: of all random draws; each prompt adds its number.
+        seed: of all random draws, as for `GenerationSettings`.
         simulated_acceptance: each drafted token is accepted with this probability, whatever the models say; the text
             means nothing then, the times do. None applies the rule.
         draft_stop: see `GenerationSettings`.
@@ -194,4 +194,4 @@ class BenchSettings:
         )
         _require(self.max_new_tokens >= 2, f"--max-new-tokens must be 2 or above here, not {self.max_new_tokens}")
         _require(self.limit >= 0, f"--limit must be 0 (all prompts) or above, not {self.limit}")
-        _require(0 <= self.seed < 2**63 - 2**32, f"--seed must be between 0 and 2^63 - 2^32, not {self.seed}")
+        _require(0 <= self.seed < 2**63, f"--seed must be between 0 and 2^63 - 1, not {self.seed}")

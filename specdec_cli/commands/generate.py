@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
@@ -185,7 +186,7 @@ def _answer(
                 num_draft_tokens=length,
                 sampling=request.sampling,
                 stopping=stopping,
-                seed=settings.seed,
+                seed=answer_seed(settings.seed, turn.prompt_number, turn.turn_number),
                 clock=without_recording(clock_for(*pair.devices), [pair]),
             )
             turn.generation = generation

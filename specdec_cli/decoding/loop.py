@@ -24,6 +24,7 @@ from specdec_cli.decoding.acceptance import verify
 from specdec_cli.decoding.draft_length import DraftLength, Fixed, Outcome
 from specdec_cli.decoding.model import CachedModel, repeater_of
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
+from specdec_cli.decoding.seeds import draft_seed
 from specdec_cli.decoding.stopping import FinishReason, Stopping
 from specdec_cli.decoding.tree import Tree, ancestors, verify_tree
 from specdec_cli.drafters.base import Context, Draft, Drafter
@@ -88,7 +89,7 @@ class Generation:
             from one generation to the next.
         sampling: how the target's logits are warped; the drafter must have been made with the same.
         stopping: fresh for this generation.
-        seed: of all random draws.
+        seed: of all random draws. Where more than one text is made, each needs its own: see `seeds.answer_seed`.
         simulated_acceptance: see `acceptance.verify`; None for the rule.
         clock: seconds, from anywhere; must wait for the device before it answers.
 
@@ -130,7 +131,7 @@ class Generation:
         # Two streams of random numbers: the draft may live on another device, and its guesses must not depend on the
         # coins that judge them.
         self._generator = torch.Generator(target.device).manual_seed(seed)
-        self._draft_generator = torch.Generator(drafter.device).manual_seed(seed ^ 0x5EED_D4AF)
+        self._draft_generator = torch.Generator(drafter.device).manual_seed(draft_seed(seed))
 
         started = clock()
         with torch.inference_mode():

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.seeds import answer_seed, trial_seed
 from specdec_cli.measurement.arms import Arm, arm_id
 from specdec_cli.measurement.differences import compared
 from specdec_cli.measurement.runs import Case, Run, plain_runs
@@ -124,7 +125,7 @@ def estimate_s(
 
 def warm_up(contest: Contest, dialogue: Dialogue, max_new_tokens: int) -> list[Run]:
     """Run every arm once on few tokens; good for an estimate of how long everything will take, and for nothing else."""
-    case = Case(0, 1, "", tuple(dialogue.prompt_ids(())), seed=0)
+    case = Case(0, 1, "", tuple(dialogue.prompt_ids(())), trial_seed("warm-up"))
     tokens = min(WARM_UP_TOKENS, max_new_tokens)
     return [arm.run(case, tokens) for arm in (contest.baseline, *contest.arms)]
 
@@ -145,6 +146,7 @@ def benchmark(
     Args:
         contests: by temperature.
         dialogues: the prompts.
+        seed: of the session; every answer has its own, the same for all arms.
         target: to look at where greedy texts differ.
         rounding: relative step of its number type; 0 where no difference is to be excused, None where texts are not
             to be compared.
@@ -160,7 +162,7 @@ def benchmark(
                     runs = [run for run in session.runs if run.block == (temperature, prompt, turn)]
                     if not runs:
                         ids = tuple(dialogue.prompt_ids(answers))
-                        case = Case(prompt, turn, dialogue.category, ids, seed + prompt)
+                        case = Case(prompt, turn, dialogue.category, ids, answer_seed(seed, prompt, turn))
                         runs = [arm.run(case, max_new_tokens) for arm in in_turn(contest, number)]
                         if temperature == 0 and rounding is not None:
                             runs = compared(runs, case, target, contest.sampling, rounding)
@@ -171,7 +173,8 @@ def benchmark(
                     number += 1
         contest = next(iter(contests.values()))
         for prompt, dialogue in islice(enumerate(dialogues, start=1), CONTROLS):
-            case = Case(prompt, 1, dialogue.category, tuple(dialogue.prompt_ids(())), seed + prompt)
+            ids = tuple(dialogue.prompt_ids(()))
+            case = Case(prompt, 1, dialogue.category, ids, answer_seed(seed, prompt))
             session.controls.append(contest.baseline.run(case, max_new_tokens))
     except KeyboardInterrupt:
         session.interrupted = True

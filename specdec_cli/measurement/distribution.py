@@ -18,6 +18,7 @@ from specdec_cli.decoding.draft_length import FIRST
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
+from specdec_cli.decoding.seeds import trial_seed
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.measurement.arms import LoopArm, arm_id
@@ -83,10 +84,11 @@ def check_first_tokens(
     num_draft_tokens: int,
     samples: int = SAMPLES,
 ) -> DistributionCheck:
-    """Draw first tokens with seeds 0, 1, ... and test them against the target's own distribution."""
+    """Draw first tokens, each with a seed that no other text has, and test them against the target's distribution."""
+    seeds = [trial_seed("distribution", number) for number in range(1, samples + 1)]
     drawn = Counter(
         next(iter(_generation(target, drafter, prompt_ids, sampling, num_draft_tokens, seed))).token_ids[0]
-        for seed in range(samples)
+        for seed in seeds
     )
     expected = _first_token_probs(target, prompt_ids, sampling, num_draft_tokens + 1).tolist()
     observed = [drawn[i] for i in range(len(expected))]

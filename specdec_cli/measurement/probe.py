@@ -15,6 +15,7 @@ import torch
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel, ChainModel
 from specdec_cli.decoding.sampling import logits_to_probs, sample
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.measurement.cache_check import fill
@@ -174,12 +175,12 @@ def measure_acceptance(
     """
     whole: list[list[Step]] = []
     begun = clock()
-    for number, prompt in enumerate(prompts):
-        if number >= 2 and clock() - begun > ACCEPTANCE_SECONDS:
+    for number, prompt in enumerate(prompts, start=1):
+        if number > 2 and clock() - begun > ACCEPTANCE_SECONDS:
             break
         generation = Generation(
             target, drafter, prompt, num_draft_tokens=ROUND_K, sampling=sampling,
-            stopping=Stopping(NEW_TOKENS, end_ids), seed=number, clock=clock,
+            stopping=Stopping(NEW_TOKENS, end_ids), seed=answer_seed(0, number), clock=clock,
         )  # fmt: skip
         whole.append([step for step in generation if not step.cut and step.draft_token_ids])
     accepted = [sum(s.num_accepted for s in steps) for steps in whole]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SHOWN_K = (1, 2, 4, 8, 16)
 
 
-def cache_line(agreement: Mapping[str, float | None], dtype: str) -> str:
+def cache_line(agreement: Mapping[str, float | None], dtype: str, untried: Sequence[int] = ()) -> str:
     """How far a cache is from a computation that cannot go wrong in the same way.
 
     Args:
         agreement: the two differences, None where they are no number, and the tolerance.
         dtype: what the model computes in.
+        untried: windows that no block was tried past.
     """
     block, rollback = agreement["block_against_steps"], agreement["rollback_against_recompute"]
     if block is None or rollback is None:
         return f"in {dtype} its logits are not numbers, or all the same"
+    left_out = (
+        f"; past its window of {' and '.join(f'{w:,}' for w in untried)} tokens it was not tried" if untried else ""
+    )
     return (
         f"a block differs from single steps by {block:.2g} of the logits' spread, a rolled-back cache from a fresh one "
-        f"by {rollback:.2g}; rounding to {dtype} explains {agreement['tolerance']:g}"
+        f"by {rollback:.2g}; rounding to {dtype} explains {agreement['tolerance']:g}{left_out}"
     )
 
 

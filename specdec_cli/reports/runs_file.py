@@ -33,6 +33,8 @@ def read_runs(path: Path, settings: dict[str, Any], environment: dict[str, Any])
         return []
     before = {k: v for k, v in records[0]["settings"].items() if k not in MAY_DIFFER}
     now = {k: v for k, v in json.loads(to_json(settings)).items() if k not in MAY_DIFFER}
+    if now.keys() > before.keys():  # what the file's version did not know it did in its own way
+        raise UsageError(f"--resume {path} was written by another version of specdec: name a new file")
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     there = records[0].get("environment") or {}
     changed += [k for k in MUST_AGREE if there.get(k) != environment.get(k)]

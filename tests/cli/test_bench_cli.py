@@ -32,6 +32,7 @@ from transformers import GenerationConfig
 from specdec_cli.__main__ import _with_defaults
 from specdec_cli.commands import bench as command
 from specdec_cli.commands.bench import BenchRequest
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.measurement import distribution
 from specdec_cli.measurement.arms import LoopArm
 from specdec_cli.measurement.distribution import DistributionCheck, check_first_tokens
@@ -368,7 +369,7 @@ def test_both_sides_get_the_same_prompts_seeds_and_lengths(
     for number, text in enumerate(["def f(x):", "class A:", "import os"], start=1):
         cases = {call.case for call in watch.calls if call.case.prompt == number}
         ids = tuple(CHARACTERS.index(c) for c in text)
-        assert cases == {Case(number, 1, "", ids, 40 + number)}
+        assert cases == {Case(number, 1, "", ids, answer_seed(40, number))}
     assert {call.tokens for call in watch.calls} == {TOKENS}
     assert len(watch.calls) == 3 * 2 + 3  # and the controls
 
@@ -708,7 +709,7 @@ SESSION = b'{"kind": "session", "settings": {}}\n'
         (b'{"kind": "session"}\n', "does not begin with a session"),
         (SESSION + b"{\n" + SESSION, "line 2 is not JSON"),
         (b"\xff\xfe\n", "cannot be read"),
-        (SESSION, "was measured with another"),
+        (SESSION, "was written by another version of specdec: name a new file"),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(
@@ -724,6 +725,16 @@ def test_a_file_of_another_version_is_refused(specdec: Specdec, kept: Kept) -> N
     lines = kept.lines
     run = json.loads(lines[1]) | {"unheard_of": 1}
     kept.path.write_bytes(lines[0] + json.dumps(run).encode() + b"\n")
+    message = refused(specdec(*kept.command))
+    assert message == f"--resume {kept.path} was written by another version of specdec: name a new file"
+
+
+def test_a_file_whose_answers_got_their_seeds_by_another_rule_is_refused(specdec: Specdec, kept: Kept) -> None:
+    """Once, each prompt added its number to the seed, and the turns of a prompt shared one."""
+    head, rest = kept.content.split(b"\n", 1)
+    session = json.loads(head)
+    del session["settings"]["seed_derivation"]
+    kept.path.write_bytes(json.dumps(session).encode() + b"\n" + rest)
     message = refused(specdec(*kept.command))
     assert message == f"--resume {kept.path} was written by another version of specdec: name a new file"
 
@@ -999,7 +1010,7 @@ def test_sampled_peers_obey_the_seed_and_the_warping(checkpoints: Models) -> Non
         (["--temperature", "0", "--temperature", "nan"], "--temperature must be 0 (greedy)"),
         (["--top-p", "0"], "--top-p must be above 0"),
         (["--seed", "-1"], "--seed must be between 0"),
-        (["--seed", str(2**63 - 1)], "--seed must be between 0"),
+        (["--seed", str(2**63)], "--seed must be between 0"),
         (["--check-distribution"], "--check-distribution needs a --temperature above 0"),
         (["--compare", "vllm"], "'--compare'"),
         (["--compare", "transformers", "--no-ignore-eos"], "--compare needs --ignore-eos"),

@@ -33,6 +33,8 @@ import specdec_cli
 from specdec_cli.__main__ import main
 from specdec_cli.cli import app
 from specdec_cli.commands import generate
+from specdec_cli.decoding.loop import Generation
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import clock_for
@@ -613,10 +615,30 @@ def test_two_runs_with_one_seed_make_one_record(
     """Symptom 14: nothing is carried over from the run before, within a process or a file of prompts."""
     runs = [record(specdec, PROMPT, *checkpoints.pair(*sampling)) for _ in range(2)]
     Path("p.txt").write_text(f"{PROMPT}\nsomething else\n{PROMPT}\n", encoding="utf-8")
-    runs += records(specdec, "--prompts", "p.txt", *checkpoints.pair(*sampling))[::2]
-    assert [run["prompt"] for run in runs] == [1, 1, 1, 3]
-    first, *others = [{**run, "timings": None, "prompt": None} for run in runs]
-    assert others == 3 * [first]
+    runs += [one for _ in range(2) for one in records(specdec, "--prompts", "p.txt", *checkpoints.pair(*sampling))]
+    assert [run["prompt"] for run in runs] == [1, 1, 1, 2, 3, 1, 2, 3]
+    first, again, *of_files = [{**run, "timings": None, "prompt": None} for run in runs]
+    assert again == of_files[0] == first
+    assert of_files[:3] == of_files[3:]
+    assert (of_files[2] == first) == (sampling == GREEDY)  # another place in the file has another seed
+
+
+def test_every_answer_has_a_seed_of_its_own(
+    specdec: Specdec, checkpoints: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the first of the first prompt that of the run."""
+    seeds: list[int] = []
+
+    class Watched(Generation):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            seeds.append(options["seed"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr("specdec_cli.commands.generate.Generation", Watched)
+    Path("p.jsonl").write_text('{"turns": ["one", "three"]}\n{"prompt": "one"}\n', encoding="utf-8")
+    records(specdec, "--prompts", "p.jsonl", *checkpoints.pair("-n", "4", "--seed", "9"))
+    assert seeds == [9, answer_seed(9, 1, 2), answer_seed(9, 2, 1)]
+    assert len(set(seeds)) == 3
 
 
 def test_without_a_seed_the_record_tells_a_new_one(specdec: Specdec, checkpoints: Models) -> None:

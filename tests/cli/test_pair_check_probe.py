@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from specdec_cli.commands import pair_check as command
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.errors import OutOfMemoryError, SpecdecError
-from specdec_cli.measurement import probe, probe_advice
-from specdec_cli.measurement.cache_check import TOLERANCE, check_cache
+from specdec_cli.measurement import cache_check, probe, probe_advice
+from specdec_cli.measurement.cache_check import TOLERANCE, check_cache, tried_windows
 from specdec_cli.measurement.probe import Acceptance, Costs, measure_acceptance, measure_costs
 from specdec_cli.measurement.probe_advice import best_k, predict, recommendation
 from specdec_cli.measurement.statistics import clustered_mean
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.models.windows import CACHED, MASKED, declared_windows
 from specdec_cli.runtime.pairs.pair import Pair
 from specdec_cli.settings import SamplingSettings
 from specdec_cli.theory import speedup
@@ -64,6 +66,57 @@ def test_every_family_that_rolls_back_agrees_with_itself(family: str) -> None:
     agreement = check_cache(cached(family), TEXT, "float32")
     assert agreement.holds
     assert agreement.block_against_steps < 1e-4
+
+
+@pytest.mark.parametrize("family", tiny.LOCAL)
+def test_local_masks_agree_past_a_window_that_the_text_does_not_reach(family: str) -> None:
+    model = cached(family)
+    assert check_cache(model, TEXT[:4], "float32", [tiny.WINDOW]).block_against_steps < 1e-4
+    assert model.length > tiny.WINDOW
+
+
+class Forgets(TransformersModel):
+    """Right as far as a window of 40, and behind it as if a block began a text."""
+
+    def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
+        logits = super().forward(token_ids, num_logits)
+        return logits.flip(0) if self.length > 40 + len(token_ids) else logits
+
+
+def test_a_block_is_tried_past_every_window() -> None:
+    model = Forgets(tiny.model(), tiny.VOCAB_SIZE)
+    assert check_cache(model, TEXT[:40], "float32").holds
+    assert check_cache(model, TEXT[:40], "float32", [8]).holds
+    assert not check_cache(model, TEXT[:40], "float32", [8, 40]).holds
+
+
+def test_windows_that_are_too_long_to_be_filled_are_not_tried() -> None:
+    model = cached(max_position_embeddings=2048)
+    longest = cache_check.LONGEST_WINDOW_ON_CPU
+    assert tried_windows(model, [8, longest, longest + 1]) == [8, longest]
+    assert tried_windows(cached(max_position_embeddings=64), [8, 60]) == [8]
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "windows"),
+    [("llama", MASKED, []), ("gpt_neo", MASKED, [tiny.WINDOW]), ("gpt_neo", CACHED, []), ("gemma3", CACHED, [12]),
+     ("llama4", CACHED, [12]), ("modernbert_decoder", CACHED, [tiny.WINDOW // 2])],
+)  # fmt: skip
+def test_windows_are_read_from_the_configuration(family: str, names: tuple[str, ...], windows: list[int]) -> None:
+    assert declared_windows(tiny.config(family), names, 256) == windows
+    assert declared_windows(tiny.config(family), names, min(windows, default=256)) == []
+
+
+def test_windows_that_were_not_tried_are_told(
+    specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.save(tmp_path / "model", tiny.model("mistral"))
+    monkeypatch.setattr(cache_check, "LONGEST_WINDOW_ON_CPU", tiny.WINDOW - 1)
+    chosen = ("--target", folder, "--draft", folder, "--device", "cpu", "--dtype", "float32", "--probe")
+    _, out, _ = specdec("pair-check", *map(str, chosen), "--format", "json")
+    details = {check["name"]: check["detail"] for check in json.loads(out)["checks"]}
+    for role in ("target", "draft"):
+        assert details[f"{role}'s cache"].endswith("; past its window of 12 tokens it was not tried")
 
 
 @pytest.mark.parametrize("length", [2, 3, 40])
@@ -263,10 +316,10 @@ def test_acceptance_counts_what_rounds_say(sampling: SamplingSettings, monkeypat
     prompts = [TEXT[:8], TEXT[8:20]]
     found = measure_acceptance(target, DraftModel(draft, sampling), prompts, sampling, (), Clock())
     steps = []
-    for seed, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, start=1):
         generation = probe.Generation(
             target, DraftModel(draft, sampling), prompt, num_draft_tokens=probe.ROUND_K, sampling=sampling,
-            stopping=probe.Stopping(24), seed=seed,
+            stopping=probe.Stopping(24), seed=answer_seed(0, number),
         )  # fmt: skip
         steps += [step for step in generation if not step.cut]
     accepted = sum(step.num_accepted for step in steps)

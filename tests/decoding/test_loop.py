@@ -100,7 +100,7 @@ def test_cached_logits_equal_a_recompute_after_every_round(family: str, sampling
     assert draft.worst < 1e-4
 
 
-@pytest.mark.parametrize("family", tiny.ROLLABLE)
+@pytest.mark.parametrize("family", [*tiny.ROLLABLE, *tiny.LOCAL])
 def test_greedy_equals_generate_where_the_draft_disagrees(family: str) -> None:
     model = tiny.model(family)
     target = TransformersModel(model, tiny.VOCAB_SIZE)

@@ -31,6 +31,7 @@ from specdec_cli.runtime.caches import buffered
 from specdec_cli.runtime.caches.trees import tree_inputs
 from specdec_cli.runtime.models import transformers_model
 from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.models.tree_trial import LONGEST_WINDOW
 from specdec_cli.settings import SamplingSettings
 
 pytestmark = pytest.mark.exactness
@@ -429,6 +430,52 @@ def test_sliding_windows_are_refused(family: str) -> None:
 
 def test_a_window_that_is_switched_off_is_none() -> None:
     TransformersModel(tiny.model("mistral", sliding_window=None), tiny.VOCAB_SIZE).require_trees("--draft x")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [tiny.WINDOW, 128])
+def test_a_window_that_counts_places_in_the_cache_is_refused_however_long(window: int, dtype: torch.dtype) -> None:
+    """GPT-Neo's mask: what it hides from a branch depends on the branches read before it."""
+    model = tiny.model("gpt_neo", window_size=window).to(dtype)
+    assert f"does not read one past its window of {window} tokens as it reads its branches" in refusal(model)
+
+
+def test_a_window_that_a_trees_mask_takes_the_place_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch sees then what single tokens do not."""
+    forward_tree = TransformersModel.forward_tree
+
+    def unmasked(self: TransformersModel, token_ids: Tensor, parents: Tensor) -> Tensor:
+        masks = [mask for name, mask in self.model.named_buffers() if name.endswith("attn.attention.bias")]
+        own = [mask.clone() for mask in masks]
+        for mask in masks:
+            mask.copy_(torch.ones_like(mask).tril())
+        logits = forward_tree(self, token_ids, parents)
+        for mask, before in zip(masks, own, strict=True):
+            mask.copy_(before)
+        return logits
+
+    monkeypatch.setattr(TransformersModel, "forward_tree", unmasked)
+    assert f"past its window of {tiny.WINDOW} tokens" in refusal(tiny.model("gpt_neo"))
+
+
+def test_a_window_too_long_to_be_tried_is_refused() -> None:
+    size = {"window_size": LONGEST_WINDOW + 1, "max_position_embeddings": LONGEST_WINDOW + 2}
+    assert "has a window of 1,025 tokens; trees are tried past 1,024 at most" in refusal(tiny.model("gpt_neo", **size))
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [{"attention_types": [[["global"], 2]]}, {"window_size": 256}],
+    ids=["no local layer", "no shorter context"],
+)
+def test_a_window_that_hides_nothing_is_none(unused: dict[str, Any]) -> None:
+    model = tiny.model("gpt_neo", **unused)
+    target = TransformersModel(model, tiny.VOCAB_SIZE)
+    target.require_trees("--draft x")
+    plain = model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[0, len(PROMPT) :].tolist()
+    assert generate(target, Growing(plain, text=plain, depth=4), k=4, max_new_tokens=60)[0] == plain
 
 
 def test_layers_of_another_kind_are_refused() -> None:

@@ -10,15 +10,21 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     Gemma2Config,
     Gemma3TextConfig,
     GenerationConfig,
     GPT2Config,
+    GPTNeoConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    ModernBertDecoderConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -45,6 +51,8 @@ WINDOW = 12  # of the sliding-window families
 # Families whose cache can be rolled back, and those that must be refused.
 ROLLABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
 RECURRENT = ("mamba", "qwen3_next")
+# More of them with local masks, each of its own making.
+LOCAL = ("gpt_neo", "phi3", "cohere2", "gpt_oss", "llama4", "modernbert_decoder")
 
 ALPHABET = tuple(sorted(pre_tokenizers.ByteLevel.alphabet()))  # how a byte-level tokenizer writes the bytes
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -113,6 +121,28 @@ def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTr
             | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
             | {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
             | {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+            | o
+        ),
+        "gpt_neo": lambda o: GPTNeoConfig(
+            **{k: v for k, v in old.items() if k not in ("num_hidden_layers", "num_attention_heads")}
+            | {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}
+            | o
+        ),
+        "phi3": lambda o: Phi3Config(
+            **{k: v for k, v in common.items() if k != "head_dim"} | {"sliding_window": WINDOW} | o
+        ),
+        "cohere2": lambda o: Cohere2Config(**common | sliding | o),
+        "gpt_oss": lambda o: GptOssConfig(**common | sliding | {"num_local_experts": 4, "num_experts_per_tok": 2} | o),
+        "llama4": lambda o: Llama4TextConfig(
+            **common
+            | {"attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"]}
+            | {"no_rope_layers": [1, 0], "intermediate_size_mlp": 64, "num_local_experts": 2, "num_experts_per_tok": 1}
+            | o
+        ),
+        "modernbert_decoder": lambda o: ModernBertDecoderConfig(
+            **old
+            | {"intermediate_size": 64, "local_attention": WINDOW, "layer_types": sliding["layer_types"]}
+            | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 1}
             | o
         ),
         "lfm2": lambda o: Lfm2Config(**common | {"full_attn_idxs": [1]} | o),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specdec_cli import theory
 from specdec_cli.decoding.loop import Step
+from specdec_cli.decoding.seeds import answer_seed
 from specdec_cli.decoding.tree import Tree
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.plain import NoDrafter
@@ -420,8 +421,8 @@ def test_all_arms_of_a_block_get_the_same_and_each_prompt_its_own_seed() -> None
     session = measured({1.0: contest}, [Dialogue((1, 2), "x"), Dialogue((3,), "y")], Timed(Clock()), tokens=17)
     names = "none0 a1 b2 c3 d4 none0 e5 e5 none0 d4 c3 b2 a1 none0 none0 none0"
     assert [name for name, _, _ in calls] == names.split()
-    assert [case for _, case, _ in calls[:7]] == [Case(1, 1, "x", (1, 2), seed=71)] * 7
-    assert [case for _, case, _ in calls[7:14]] == [Case(2, 1, "y", (3,), seed=72)] * 7
+    assert [case for _, case, _ in calls[:7]] == [Case(1, 1, "x", (1, 2), seed=answer_seed(70, 1))] * 7
+    assert [case for _, case, _ in calls[7:14]] == [Case(2, 1, "y", (3,), seed=answer_seed(70, 2))] * 7
     assert {tokens for _, _, tokens in calls} == {17}
     assert (len(session.runs), len(session.controls)) == (14, 2)
     assert [case.prompt for _, case, _ in calls[14:]] == [1, 2]
@@ -744,6 +745,8 @@ def test_a_second_turn_follows_plain_decodings_first_answer_also_after_a_resume(
         (1, 1): (1, 2), (1, 2): (1, 2, 100, 1), (1, 3): (1, 2, 100, 1, 100, 2), (2, 1): (7,), (2, 2): (7, 100, 1),
     }  # fmt: skip
     assert len({case.prompt_ids for _, case, _ in calls}) == 5  # both arms got the same
+    assert {case.seed for _, case, _ in calls} == {answer_seed(70, *place) for place in prompts}
+    assert len({case.seed for _, case, _ in calls}) == 5
     before = list(calls)
     calls.clear()
     measured({1.0: contest}, dialogues, Timed(Clock()), session=Session(runs[:2]))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec_cli.commands.bench.plan import Plan
+from specdec_cli.decoding.seeds import DERIVATION
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.caveats import caveats, drift
@@ -98,6 +99,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "prompts_sha256": request.prompts_sha256,
         "sampling": sampling,
         **asdict(request.settings),
+        "seed_derivation": DERIVATION,
         "system": request.system,
         "raw": request.raw,
         "compare": request.compare,

@@ -23,6 +23,7 @@ from specdec_cli.reports.probe import cache_line, fidelity_line, speed_line
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import clock_for, out_of_memory
+from specdec_cli.runtime.models.windows import CACHED, MASKED, declared_windows
 from specdec_cli.runtime.pairs.checks import Check
 from specdec_cli.runtime.pairs.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
 from specdec_cli.runtime.pairs.text import is_chat_tokenizer
@@ -106,10 +107,11 @@ def _agreements(pair: Pair, ids: Sequence[list[int]]) -> dict[str, Agreement]:
     sides = {"target": (pair.target, pair.checkpoint)}
     if pair.draft is not None and pair.draft_checkpoint is not None:
         sides["draft"] = (pair.draft, pair.draft_checkpoint)
-    return {
-        role: check_cache(model, longest[: model.max_length], _dtype(checkpoint))
-        for role, (model, checkpoint) in sides.items()
-    }
+    found = {}
+    for role, (model, checkpoint) in sides.items():
+        windows = declared_windows(checkpoint.model.config, (*CACHED, *MASKED), model.max_length)
+        found[role] = check_cache(model, longest[: model.max_length], _dtype(checkpoint), windows)
+    return found
 
 
 def _measured(
@@ -143,7 +145,7 @@ def _cache_checks(pair: Pair, caches: Mapping[str, Agreement]) -> list[Check]:
     for role, agreement in caches.items():
         checkpoint = pair.draft_checkpoint if role == "draft" else pair.checkpoint
         assert checkpoint is not None
-        detail = cache_line(agreement.record(), _dtype(checkpoint))
+        detail = cache_line(agreement.record(), _dtype(checkpoint), agreement.untried)
         remedy = "" if agreement.holds else f"choose another {role}: this one's text would be wrong"
         checks.append(Check(f"{role}'s cache", "ok" if agreement.holds else "fail", detail, remedy))
     return checks

@@ -124,7 +124,7 @@ def worst_difference(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *tiny.LOCAL])
 def test_logits_after_rejections_equal_a_recompute(
     family: str, prompt: int, subjects: Callable[[str], Subject]
 ) -> None:
