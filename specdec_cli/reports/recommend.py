@@ -274,6 +274,9 @@ def _load(name: str, source: str, is_gguf: bool) -> str:
 def _from_pretrained(source: str, is_gguf: bool) -> str:
     if not is_gguf:
         return _python_text(source)
+    repo, colon, name = source.partition(":")
+    if colon and not PurePath(source).is_absolute():  # org/repo:file.gguf
+        return f"{_python_text(repo)}, gguf_file={_python_text(name)}"
     path = PurePath(source)
     return f"{_python_text(str(path.parent))}, gguf_file={_python_text(path.name)}"
 

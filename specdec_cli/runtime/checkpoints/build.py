@@ -13,6 +13,7 @@ from specdec_cli.runtime.checkpoints.gguf.own_bits import load_gguf
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.plan import Plan
 from specdec_cli.runtime.checkpoints.reading import Report, one_line_errors
+from specdec_cli.settings import AUTO
 
 
 def build(plan: Plan, report: Report) -> PreTrainedModel:
@@ -38,7 +39,8 @@ def build(plan: Plan, report: Report) -> PreTrainedModel:
     else:
         folder = plan.place.path
         if plan.place.gguf is not None:
-            folder = str(gguf_as_folder(plan.place.gguf, plan.place.option, report))
+            exact = settings.dtype not in (AUTO, "bfloat16")
+            folder = str(gguf_as_folder(plan.place.gguf, plan.place.option, report, exact=exact))
         with one_line_errors(plan.place):
             model, filled = AutoModelForCausalLM.from_pretrained(
                 folder, config=found.config, dtype=plan.dtype, device_map="auto" if plan.spread else {"": plan.device},

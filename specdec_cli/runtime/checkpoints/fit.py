@@ -39,7 +39,7 @@ def fit(plan: Plan, model: PreTrainedModel) -> Checkpoint:
 def _fitted(plan: Plan, model: PreTrainedModel) -> Checkpoint:
     found, settings, role = plan.inspection, plan.settings, plan.role
     assert found.tokenizer is not None
-    notes = [_what_was_built(plan, model), *_where_layers_went(plan, model)]
+    notes = [_what_was_built(plan, model), *found.notes, *_where_layers_went(plan, model)]
     bits, head_rows = NOT_QUANTIZED, found.num_rows
     if plan.keeps_bits and plan.own_bits is not None:
         bits, other = KEEP, option_of(role, "quantize")

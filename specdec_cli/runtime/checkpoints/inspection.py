@@ -27,7 +27,9 @@ from transformers import (
 )
 
 from specdec_cli.errors import IncompatiblePairError, SpecdecError
-from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder
+from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder, open_gguf
+from specdec_cli.runtime.checkpoints.gguf.tokenizer import tokenizer_note
+from specdec_cli.runtime.checkpoints.hub_files import fetched, only_gguf
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import Report, one_line_errors
 from specdec_cli.runtime.checkpoints.sizes import Sizes, Stored, num_parameters, sizes_of, stored_at
@@ -64,6 +66,7 @@ class Inspection:
         skeleton: the model without data; None where there is none to build.
         num_rows: rows of the head, padding included.
         end_ids: ids that end a text; empty without a tokenizer.
+        notes: what the user must know about it, a line each.
     """
 
     place: Place
@@ -75,6 +78,7 @@ class Inspection:
     skeleton: PreTrainedModel | None
     num_rows: int
     end_ids: frozenset[int]
+    notes: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
@@ -139,11 +143,15 @@ def inspect(place: Place, report: Report) -> Inspection:
     Raises:
         SpecdecError: its configuration cannot be read; one line with the remedy.
     """
+    place = fetched(place, report)
     folder, options = _folder(place, report), place.hub_options
-    with one_line_errors(place):
-        config = AutoConfig.from_pretrained(folder, **options)
-        generation = _generation_config(folder, options, config)
-        _require_ids(generation)
+    try:
+        with one_line_errors(place):
+            config = AutoConfig.from_pretrained(folder, **options)
+            generation = _generation_config(folder, options, config)
+            _require_ids(generation)
+    except SpecdecError as error:
+        raise only_gguf(place, error) from error
     problem = why_not_causal(config, place)
     skeleton = None
     if problem is None:
@@ -169,6 +177,7 @@ def inspect(place: Place, report: Report) -> Inspection:
             getattr(config.get_text_config(decoder=True), "vocab_size", 0) if head is None else head.weight.shape[0]
         ),
         end_ids=frozenset() if tokenizer is None else end_ids(generation, tokenizer),
+        notes=_notes(place),
     )
 
 
@@ -177,6 +186,12 @@ def _folder(place: Place, report: Report) -> str:
     if place.gguf is None:
         return place.path
     return str(gguf_as_folder(place.gguf, place.option, report, weights=False))
+
+
+def _notes(place: Place) -> tuple[str, ...]:
+    """What a GGUF file's header has to be told of."""
+    note = None if place.gguf is None else tokenizer_note(open_gguf(place.gguf, place.option))
+    return () if note is None else (f"{place.role} {note}",)
 
 
 def _generation_config(folder: str, options: dict[str, Any], config: PreTrainedConfig) -> GenerationConfig:

@@ -101,15 +101,27 @@ def _chain(error: BaseException) -> Sequence[BaseException]:
     return causes
 
 
-def gguf_failure(error: BaseException, option: str, path: Path) -> SpecdecError:
-    """The same for a GGUF file that transformers and the gguf package cannot make a folder of."""
+def gguf_damage(error: BaseException, option: str, path: Path) -> SpecdecError:
+    """The same for a GGUF file whose header makes no sense."""
     if isinstance(error, ImportError):
-        return SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'")
+        return _gguf_package(path)
+    reason = " ".join(str(error).split())[:200]
+    return SpecdecError(
+        f"{option} {path.name} cannot be read ({reason}): download it again, or use the model's safetensors"
+    )
+
+
+def gguf_failure(error: BaseException, option: str, path: Path) -> SpecdecError:
+    """The same for a GGUF file that is whole, and that transformers and the gguf package make no folder of."""
+    if isinstance(error, ImportError):
+        return _gguf_package(path)
     reason = " ".join(str(error).split())[:200]
     if "No space left" in reason:
         return SpecdecError(
             f"{option} {path.name} cannot be converted ({reason}): free some, or set SPECDEC_CACHE to another disk"
         )
-    return SpecdecError(
-        f"{option} {path.name} cannot be read ({reason}): download it again, or use the model's safetensors"
-    )
+    return SpecdecError(f"{option} {path.name} cannot be converted ({reason}): use the model's safetensors")
+
+
+def _gguf_package(path: Path) -> SpecdecError:
+    return SpecdecError(f"reading {path.name} needs the gguf package: pip install 'specdec-cli[gguf]'")

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from specdec_cli.runtime.checkpoints.gguf.header import split_set
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import READING_FAILS
 
@@ -94,7 +95,7 @@ def stored_at(place: Place) -> Stored:
     """Look into the headers of the weights' files; on a hub, into those of its copies there."""
     headers, options = "safetensors headers", place.hub_options
     if place.gguf is not None:
-        return Stored(place.gguf.stat().st_size, "the size of the GGUF file")
+        return Stored(sum(path.stat().st_size for path in split_set(place.gguf)), "the size of the GGUF file")
     try:
         if Path(place.path).is_dir():
             folder = Path(place.path)

@@ -304,7 +304,13 @@ def model_checks(sides: Sequence[Inspection], context: int | None) -> list[Check
         for side in sides
         if side.skeleton is not None and side.stored.damage
     ]
-    return [architecture(sides), *damaged[:1], roll_back(sides), context_length(sides, context)]
+    return [architecture(sides), *damaged[:1], *_reading(sides), roll_back(sides), context_length(sides, context)]
+
+
+def _reading(sides: Sequence[Inspection]) -> list[Check]:
+    """What reading the files could not be sure of; nothing where there is nothing."""
+    notes = [note for side in sides for note in side.notes]
+    return [Check("reading", "warn", "; ".join(notes), "compare its ids with the original tokenizer's")] * bool(notes)
 
 
 def architecture(sides: Sequence[Inspection]) -> Check:

@@ -14,8 +14,9 @@ from specdec_cli.errors import OutOfMemoryError, UsageError
 from specdec_cli.prompts import Prompt
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.gguf.converted import is_converted
+from specdec_cli.runtime.checkpoints.hub_files import fetched
 from specdec_cli.runtime.checkpoints.load import load_checkpoint
-from specdec_cli.runtime.checkpoints.locate import gguf_file
+from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import check_options
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
@@ -228,7 +229,7 @@ def load_unquantised(settings: ModelSettings, pair: Pair, report: Report) -> Tra
     """
     if pair.checkpoint.quantize == NOT_QUANTIZED or settings.dummy_weights:
         return None
-    file = gguf_file(settings.source)
+    file = fetched(locate(settings, "target"), report).gguf
     if pair.checkpoint.quantize == KEEP and file is not None and not is_converted(file):
         report("the target in its file's own bits is not compared with 16 bits: run it with --quantize none once first")
         return None

@@ -22,12 +22,13 @@ from gguf import GGMLQuantizationType
 from gguf_writer import END_ID, MERGES, TOKENS, write_gguf
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.gguf import converted as conversion
 from specdec_cli.runtime.checkpoints.gguf.converted import cache_folder, gguf_as_folder
+from specdec_cli.runtime.checkpoints.gguf.header import GgufFile
 from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.pairs.vocabularies import compare_vocabularies, id_to_token
@@ -90,9 +91,9 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are converted, which costs nothing here."""
     names: list[str] = []
 
-    def convert(path: Path, folder: Path) -> None:
-        names.append(path.name)
-        (folder / "config.json").write_bytes(path.read_bytes()[:1000])
+    def convert(file: GgufFile, folder: Path, exact: bool) -> None:
+        names.append(file.name)
+        (folder / "config.json").write_bytes(file.paths[0].read_bytes()[:1000])
 
     monkeypatch.setattr(conversion, "_convert", convert)
     return names
@@ -120,8 +121,7 @@ def test_a_file_becomes_the_model_that_it_holds(
         exact = original.numpy()
         if original.ndim == 2:
             exact = gguf.quants.dequantize(gguf.quants.quantize(exact, quantization), quantization)
-        expected = torch.from_numpy(np.array(exact)).to(torch.bfloat16).float()
-        assert torch.equal(parameters[name], expected), name
+        assert torch.equal(parameters[name], torch.from_numpy(np.array(exact))), name
     assert parameters.keys() == dict(model.named_parameters()).keys()
     assert loaded.num_rows == len(TOKENS)
 
@@ -143,14 +143,21 @@ def test_tokenizer_end_token_and_template_come_along(
     assert loaded.name == str(file)
 
 
-def test_the_converted_folder_is_an_ordinary_checkpoint_in_bfloat16(
-    files: Callable[[GGMLQuantizationType], Path], shared_cache: Path
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16), ("Q8_0", torch.bfloat16)],
+)
+def test_the_converted_folder_is_an_ordinary_checkpoint(
+    kind: str, dtype: torch.dtype, files: Callable[[GGMLQuantizationType], Path], shared_cache: Path
 ) -> None:
-    folder = Path(folder_of(str(files(GGMLQuantizationType.F16)), "target", silent))
+    """In the file's own number type; its vectors are float32 in every file."""
+    folder = Path(folder_of(str(files(GGMLQuantizationType[kind])), "target", silent))
     assert folder.parent == shared_cache / "gguf"
-    assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    written = load_file(folder / "model.safetensors")
+    assert {t.dtype for t in written.values() if t.ndim == 2} == {dtype}
+    assert {t.dtype for t in written.values() if t.ndim == 1} == {torch.float32}
     loaded = tiny.load(folder, dtype="bfloat16")
-    assert loaded.model.config.dtype == torch.bfloat16
+    assert AutoConfig.from_pretrained(folder).dtype == dtype
     assert getattr(loaded.model.config, "quantization_config", None) is None
 
 
@@ -236,10 +243,10 @@ def test_another_process_may_be_faster(
 ) -> None:
     ours = conversion._convert
 
-    def slow(path: Path, folder: Path) -> None:
+    def slow(file: GgufFile, folder: Path, exact: bool) -> None:
         monkeypatch.setattr(conversion, "_convert", ours)
-        folder_of(str(path), "target", silent)  # the other one, from beginning to end
-        ours(path, folder)
+        folder_of(str(file.paths[0]), "target", silent)  # the other one, from beginning to end
+        ours(file, folder, exact)
 
     monkeypatch.setattr(conversion, "_convert", slow)
     folder = folder_of(str(file), "target", silent)
@@ -302,14 +309,15 @@ def test_an_architecture_that_transformers_does_not_read(tmp_path: Path, cache: 
     writer.write_tensors_to_file()
     writer.close()
     message = line_of(path)
-    assert message.startswith("--draft future.gguf cannot be read (")
-    assert "frobnicator" in message
+    assert message.startswith("--draft future.gguf is of the architecture 'frobnicator', and GGUF files are read of ")
+    assert "download it again" not in message
+    assert kept(cache) == []
 
 
 def test_without_the_gguf_package(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What transformers raises where it is missing."""
 
-    def convert(path: Path, folder: Path) -> None:
+    def convert(file: GgufFile, folder: Path, exact: bool) -> None:
         raise ImportError("Please install torch and gguf>=0.10.0 to load a GGUF checkpoint in PyTorch.")
 
     monkeypatch.setattr(conversion, "_convert", convert)
@@ -398,7 +406,7 @@ def test_smollm2_loads_from_its_converted_folder(smollm2_loaded: Checkpoint) -> 
     assert smollm2_loaded.model.config.model_type == "llama"
     assert smollm2_loaded.num_rows == 49_152
     assert sum(p.numel() for p in smollm2_loaded.model.parameters()) == pytest.approx(135e6, rel=0.01)
-    assert smollm2_loaded.end_ids == {2}
+    assert smollm2_loaded.end_ids == {0, 2}  # <|endoftext|>, <|im_end|>
     tokenizer = smollm2_loaded.tokenizer
     assert tokenizer.eos_token == "<|im_end|>"
     messages = [{"role": "user", "content": "Hi"}]

@@ -1,4 +1,11 @@
-"""A GGUF file as an ordinary folder: converted once to safetensors in bfloat16, and cached by its content."""
+"""A GGUF file as an ordinary folder of safetensors: converted once, and cached by its content.
+
+Each number is written in the type that the file holds it in: float32, float16 or bfloat16. What the file has in blocks
+of fewer bits is written in bfloat16, which is twice or more its size already; only where another --dtype is asked for
+by name is it written once more, in float32.
+
+Nothing is written of a file whose architecture, metadata or tensors cannot all be honoured.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +20,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations.gguf import is_gguf_arch_supported
 
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, gguf_failure
+from specdec_cli.runtime.checkpoints.gguf.config import STORED_DTYPES, config_of, require_architecture, stored_dtype
+from specdec_cli.runtime.checkpoints.gguf.header import GgufFile, read_gguf
+from specdec_cli.runtime.checkpoints.gguf.names import empty_model, require_all_tensors
+from specdec_cli.runtime.checkpoints.gguf.own_bits import GgufWeights
+from specdec_cli.runtime.checkpoints.gguf.tokenizer import end_ids_of, tokenizer_of
+from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, gguf_damage, gguf_failure
 from specdec_cli.runtime.devices import out_of_memory
 
 # Part of the cache's key: raise it when what is written changes.
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 
 
 def is_converted(path: Path) -> bool:
     """Whether a GGUF file was converted before, so that its dequantised weights cost no minute and no disk."""
-    return (_converted_folder(path) / "config.json").is_file()
+    return (_converted_folder(read_gguf(path)) / "config.json").is_file()
 
 
 def cache_folder() -> Path:
@@ -38,23 +58,44 @@ def cache_folder() -> Path:
     return Path(base) / "specdec" if base else Path.home() / ".cache" / "specdec"
 
 
-def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True) -> Path:
-    """The file as an ordinary checkpoint in bfloat16, converted at its first use.
-
-    The cache's key is the file's content, so a renamed or moved file is recognised and a changed one is not mistaken.
-
-    Args:
-        weights: False is content with a folder of configuration and tokenizer, which takes seconds to make.
+def open_gguf(path: Path, option: str) -> GgufFile:
+    """The header of a file, or of the split set that it belongs to.
 
     Raises:
         UsageError: it is not a GGUF file.
-        SpecdecError: the gguf package is missing, or transformers cannot read this file.
+        SpecdecError: it is damaged, a part of it is missing, or it is of no architecture that is read here.
     """
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UsageError(f"{option} {path} is not a GGUF file (its first bytes are wrong): download it again")
+    try:
+        found = read_gguf(path)
+        require_architecture(found)
+    except SpecdecError as error:
+        raise SpecdecError(f"{option} {error}") from error
+    except READING_FAILS as error:
+        raise gguf_damage(error, option, path) from error
+    return found
+
+
+def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True, exact: bool = False) -> Path:
+    """The file as an ordinary checkpoint, converted at its first use.
+
+    The cache's key is the content of all its parts, so a renamed or moved file is recognised and a changed one is not
+    mistaken.
+
+    Args:
+        path: of the file, or of any one of a split set.
+        weights: False is content with a folder of configuration and tokenizer, which takes seconds to make.
+        exact: blocks of few bits become float32.
+
+    Raises:
+        UsageError: it is not a GGUF file.
+        SpecdecError: the gguf package is missing, or the file cannot be read rightly; one line with the remedy.
+    """
+    file = open_gguf(path, option)
     with _writable_cache():
-        folder = _converted_folder(path)
+        folder = _converted_folder(file, exact)
     if (folder / "config.json").is_file():
         return folder
     if weights:
@@ -69,8 +110,10 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
     try:
         with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
-            (_convert if weights else _convert_metadata)(path, unfinished)
+            _convert(file, unfinished, exact) if weights else _convert_metadata(file, unfinished)
         os.replace(unfinished, folder)
+    except SpecdecError as error:
+        raise type(error)(f"{option} {error}") from error
     except READING_FAILS as error:
         if not (folder / "config.json").is_file():  # else another process was faster
             raise gguf_failure(error, option, path) from error
@@ -79,8 +122,10 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
     return folder
 
 
-def _converted_folder(path: Path) -> Path:
-    return cache_folder() / "gguf" / f"{_content_hash(path)[:32]}-v{CONVERSION_VERSION}"
+def _converted_folder(file: GgufFile, exact: bool = False) -> Path:
+    key = f"{_content_hash(file.paths)[:32]}-v{CONVERSION_VERSION}"
+    has_blocks = any(t.kind.name not in STORED_DTYPES for t in file.tensors)
+    return cache_folder() / "gguf" / (f"{key}-float32" if exact and has_blocks else key)
 
 
 @contextmanager
@@ -93,45 +138,66 @@ def _writable_cache() -> Iterator[None]:
         ) from error
 
 
-def _convert(path: Path, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
-
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-    logging.set_verbosity_error()
-    # transformers' own bar counts the tensors as they are dequantised.
-    (logging.enable_progress_bar if sys.stderr.isatty() else logging.disable_progress_bar)()
-    dense = GgufConfig(dequantize=True)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=torch.bfloat16, quantization_config=dense, **where
-        )
-    finally:
-        logging.disable_progress_bar()
-    # The end token is the tokenizer's business in GGUF; transformers looks for it in the generation config.
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.bos_token_id = tokenizer.bos_token_id
+def _convert(file: GgufFile, folder: Path, exact: bool) -> None:
+    config, tokenizer = config_of(file), tokenizer_of(file)
+    model = empty_model(config)
+    require_all_tensors(file, model)
+    blocks = torch.float32 if exact else torch.bfloat16
+    if is_gguf_arch_supported(file.architecture):
+        model = _by_transformers(file, blocks)
+    else:
+        weights = GgufWeights(file.paths[0], model)
+        found = weights.ordinary(lambda kind: STORED_DTYPES.get(kind, blocks))
+        model.load_state_dict(found, strict=False, assign=True)
+        model.tie_weights()
+    model.generation_config = _generation(file, tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _save_config(file, config, folder, blocks)
 
 
-def _convert_metadata(path: Path, folder: Path) -> None:
+def _by_transformers(file: GgufFile, blocks: torch.dtype) -> Any:
+    """The architectures whose tensors only transformers knows how to turn; it reads one file."""
+    if len(file.paths) > 1:
+        raise SpecdecError(
+            f"{file.name} is split into {len(file.paths)} files, and those of a {file.architecture} are read in one "
+            "piece only: join them with llama-gguf-split --merge"
+        )
+    stored = stored_dtype(file)
+    return AutoModelForCausalLM.from_pretrained(
+        file.paths[0].parent, gguf_file=file.name, local_files_only=True, config=config_of(file),
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=blocks if stored == torch.bfloat16 else torch.float32,
+    )  # fmt: skip
+
+
+def _convert_metadata(file: GgufFile, folder: Path) -> None:
     """What `_convert` writes, without the weights."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    config = AutoConfig.from_pretrained(path.parent, **where)
-    config.dtype = torch.bfloat16
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
-    GenerationConfig(**ends).save_pretrained(folder)
+    config, tokenizer = config_of(file), tokenizer_of(file)
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        with torch.device("meta"):
+            require_all_tensors(file, AutoModelForCausalLM.from_config(config))
+    _generation(file, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _save_config(file, config, folder, torch.bfloat16)
+
+
+def _generation(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The ids that end a text, where transformers looks for them."""
+    return GenerationConfig(eos_token_id=end_ids_of(file, tokenizer) or None, bos_token_id=tokenizer.bos_token_id)
+
+
+def _save_config(file: GgufFile, config: Any, folder: Path, blocks: torch.dtype) -> None:
+    """The configuration, whose number type is that of the file's matrices."""
+    config.dtype = stored_dtype(file) if stored_dtype(file) != torch.bfloat16 else blocks
     config.save_pretrained(folder)
 
 
-def _content_hash(path: Path) -> str:
-    """SHA-256 of the file; remembered by place, size and time of change, since large files take seconds."""
+def _content_hash(paths: tuple[Path, ...]) -> str:
+    """SHA-256 of the files; remembered by place, size and time of change, since large files take seconds."""
+    if len(paths) > 1:
+        return hashlib.sha256("".join(_content_hash((path,)) for path in paths).encode()).hexdigest()
+    (path,) = paths
     status = path.stat()
     identity = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     remembered = cache_folder() / "gguf" / "hashes" / hashlib.sha256(identity.encode()).hexdigest()

@@ -12,30 +12,21 @@ and key heads) are applied to the stored rows. Formats: ggml-common.h of llama.c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.gguf import is_gguf_arch_supported
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    Gemma2TensorProcessor,
-    LlamaTensorProcessor,
-    NemotronTensorProcessor,
-    Qwen2MoeTensorProcessor,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from specdec_cli.runtime.checkpoints.gguf.config import STORED_DTYPES
 from specdec_cli.runtime.checkpoints.gguf.header import StoredTensor, read_gguf
+from specdec_cli.runtime.checkpoints.gguf.names import MOVES_ROWS_ONLY, empty_model, names_of
 from specdec_cli.runtime.layers.quantized_linear import (
     GROUP,
     Int4Linear,
@@ -45,12 +36,7 @@ from specdec_cli.runtime.layers.quantized_linear import (
     row_blocks,
 )
 
-# Of these, what is done to a matrix is at most another order of its rows.
-MOVES_ROWS_ONLY = (
-    *(TensorProcessor, LlamaTensorProcessor, Gemma2TensorProcessor),
-    *(NemotronTensorProcessor, Qwen2MoeTensorProcessor),
-)
-ORDINARY = ("F32", "F16", "BF16")
+ORDINARY = tuple(STORED_DTYPES)
 BITS_OF_GROUPS = 4 + 2 * 16 / GROUP
 
 
@@ -114,24 +100,11 @@ def _float_blocks(data: np.ndarray, kind: Any, columns: int) -> Iterator[Tensor]
         yield torch.from_numpy(dequantize(rows, kind))
 
 
-def _names(model: PreTrainedModel, processor: Any) -> dict[str, str]:
-    """The model's name of each of the file's tensors, as transformers finds it.
-
-    Some files name the tensors of the model without its head, so that is asked first. transformers would ask every part
-    of the model apart, and make all the names there are for each.
-    """
-    found: dict[str, str] = {}
-    for part, prefix in ((model.base_model, f"{model.base_model_prefix}."), (model, "")):
-        alone = SimpleNamespace(config=model.config, state_dict=part.state_dict, named_children=list)
-        found |= get_gguf_hf_weights_map(alone, processor, qual_name=prefix)
-    return found
-
-
 class GgufWeights:
     """The tensors of a file under the names that transformers' model has for them.
 
     Args:
-        path: of the file.
+        path: of the file, or of one of a split set.
         model: of the file's configuration; its weights are not looked at.
 
     Raises:
@@ -140,10 +113,9 @@ class GgufWeights:
     """
 
     def __init__(self, path: Path, model: PreTrainedModel) -> None:
-        architecture, self._tensors = read_gguf(path)
-        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
-        self._processor: Any = processor(config=model.config.to_dict())
-        self._names = _names(model, self._processor)
+        file = read_gguf(path)
+        self._tensors, names = file.tensors, names_of(file, model)
+        self._processor, self._names = names.processor, names.by_file
         self._by_name = {self._names[t.name]: t for t in self._tensors if t.name in self._names}
         self._tied = model.get_output_embeddings() is not None and model.config.tie_word_embeddings
 
@@ -172,7 +144,7 @@ class GgufWeights:
         """
         wanted = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
         linear = self._linear(model)
-        rest = self._ordinary(dtype, {f"{name}.weight" for name in linear})
+        rest = self.ordinary(lambda _: dtype, {f"{name}.weight" for name in linear})
         mismatched = [name for name, tensor in rest.items() if wanted.get(name, tensor.shape) != tensor.shape]
         for name in rest.keys() & wanted.keys() - set(mismatched):
             parent, _, last = name.rpartition(".")
@@ -217,20 +189,28 @@ class GgufWeights:
         """A matrix's stored rows in transformers' order."""
         return self._processor.process(weights=tensor.data, name=tensor.name).weights
 
-    def _ordinary(self, dtype: torch.dtype, without: set[str]) -> dict[str, Tensor]:
-        """All other tensors, dequantised and undone as transformers does it."""
+    def ordinary(self, dtype_of: Callable[[str], torch.dtype], without: Set[str] = frozenset()) -> dict[str, Tensor]:
+        """All other tensors, dequantised and undone as transformers does it.
+
+        Args:
+            dtype_of: the number type for a stored format.
+            without: weights that are not wanted.
+        """
         from gguf import dequantize
 
         found: dict[str, Tensor] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for tensor in self._tensors:
             name = self._names.get(tensor.name)
             if name in without:
                 continue
+            dtype = dtype_of(tensor.kind.name)
             if name is not None and name.endswith(".weight") and self._matrix(name.removesuffix(".weight")) is tensor:
                 found[name] = torch.empty(tensor.shape, dtype=dtype)
                 parts = _float_blocks(self._in_order(tensor), tensor.kind, tensor.shape[1])
                 for block, part in zip(row_blocks(len(found[name]), tensor.shape[1]), parts, strict=True):
                     found[name][block] = part
+                dtypes[name] = dtype
                 continue
             made = self._processor.process(
                 weights=dequantize(tensor.data, tensor.kind), name=tensor.name, tensor_key_mapping=self._names,
@@ -238,32 +218,34 @@ class GgufWeights:
             )  # fmt: skip
             if made.name in self._names:
                 found[self._names[made.name]] = torch.from_numpy(np.array(made.weights))
-        return {name: tensor.to(dtype) for name, tensor in found.items()}
+            dtypes.update(dict.fromkeys(found.keys() - dtypes.keys(), dtype))
+        return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
 
 def keeps_bits(path: Path) -> bool:
     """Whether a file has matrices in few bits that can be computed with as they stand."""
-    architecture, tensors = read_gguf(path)
-    by_rows = TENSOR_PROCESSORS.get(architecture, TensorProcessor) in MOVES_ROWS_ONLY
-    return by_rows and not is_gguf_arch_supported(architecture) and bool(set(_formats(tensors)) - set(ORDINARY))
+    file = read_gguf(path)
+    by_rows = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor) in MOVES_ROWS_ONLY
+    return (
+        by_rows and not is_gguf_arch_supported(file.architecture) and bool(set(_formats(file.tensors)) - set(ORDINARY))
+    )
 
 
 def load_gguf(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, dict[str, list[str]]]:
     """A model with the file's own bits, on the CPU, and what it lacks, as transformers reports it."""
-    with init_empty_weights(), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = empty_model(config, dtype=dtype)
     return model, GgufWeights(path, model).fill(model, dtype)
 
 
 def kept_bytes(path: Path, itemsize: int) -> int:
     """What a file's weights take in memory in their own bits, the ordinary ones at so many bytes a number."""
-    tensors = read_gguf(path)[1]
+    tensors = read_gguf(path).tensors
     return round(sum(_num_bits(t, itemsize, ordinary=t.name == "token_embd.weight") for t in tensors) / 8)
 
 
 def kept_head_bytes(path: Path, itemsize: int) -> int:
     """Of these, what the output head takes, which may be the embedding once more."""
-    by_name = {tensor.name: tensor for tensor in read_gguf(path)[1]}
+    by_name = {tensor.name: tensor for tensor in read_gguf(path).tensors}
     head = by_name.get("output.weight") or by_name.get("token_embd.weight")
     return 0 if head is None else round(_num_bits(head, itemsize) / 8)
 
@@ -277,7 +259,7 @@ def _num_bits(tensor: StoredTensor, itemsize: int, ordinary: bool = False) -> fl
 
 def describe_bits(path: Path) -> str:
     """The formats of a file's matrices and what each becomes here, for the user."""
-    counts = _formats(read_gguf(path)[1])
+    counts = _formats(read_gguf(path).tensors)
     becomes = {kind: "int4" if kind in GROUPS_OF_32 else "16 bit" if kind in ORDINARY else "int8" for kind in counts}
     return ", ".join(f"{counts[kind]} {kind} as {becomes[kind]}" for kind in sorted(counts))
 
