@@ -4,6 +4,10 @@ Decoding one token streams every weight once and spends about two floating-point
 operation a byte in 16 bit, where a data centre's accelerator needs hundreds to be busy. So the time is nearly all
 memory traffic, and a pass over K + 1 tokens costs about what one over a single token costs.
 
+Not so in a mixture of experts: each token wakes its own, so that a pass over n tokens reads more of them. Of E experts
+a token wakes a; n tokens wake E (1 - (1 - a/E)^n) on average, if each wakes them independently and all equally often.
+A router that favours some experts, or neighbours that wake the same ones, wake fewer: it is a bound.
+
 Traffic and arithmetic are added here, as if nothing of them overlapped, which is a bound from above. Attention, the
 cache's own traffic and the fixed cost of a launch are left out, which is one from below; a measured c is often higher.
 """
@@ -39,16 +43,54 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """How a mixture of experts is read, in each of its layers.
+
+    Attributes:
+        number: E, of experts.
+        active: a, of those that one token wakes.
+        dense_share: of the weights that a step reads, those that every token shares: attention, head, shared experts.
+    """
+
+    number: int
+    active: int
+    dense_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.number:
+            raise ValueError(f"a token wakes between 1 and all of {self.number} experts, not {self.active}")
+        if not 0 <= self.dense_share < 1:
+            raise ValueError(f"a share of the weights is 0 or above and below 1, not {self.dense_share:g}")
+
+    def woken(self, num_tokens: int) -> float:
+        """Experts that so many tokens wake together, by uniform routing."""
+        return self.number * (1 - (1 - self.active / self.number) ** num_tokens)
+
+    def pass_cost(self, num_tokens: int) -> float:
+        """Weights that a pass over so many tokens reads, in those of a step."""
+        return self._cost(self.woken(num_tokens))
+
+    def most_pass_cost(self, num_tokens: int) -> float:
+        """The same where no two tokens wake the same expert, as long as there are others."""
+        return self._cost(min(self.number, self.active * num_tokens))
+
+    def _cost(self, woken: float) -> float:
+        return self.dense_share + (1 - self.dense_share) * woken / self.active
+
+
+@dataclass(frozen=True)
 class Model:
     """A model as its weights are read.
 
     Attributes:
         parameters: how many; of a mixture of experts, those that one token uses.
         dtype: a key of BYTES_PER_PARAMETER.
+        experts: None where every token uses all weights.
     """
 
     parameters: float
     dtype: str
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if self.parameters <= 0:
@@ -58,13 +100,14 @@ class Model:
 
     @property
     def bytes(self) -> float:
-        """Of all weights."""
+        """Of all weights that a step reads."""
         return self.parameters * BYTES_PER_PARAMETER[self.dtype]
 
 
-def memory_s(model: Model, machine: Machine) -> float:
-    """Seconds to read every weight once."""
-    return model.bytes / machine.bytes_per_s
+def memory_s(model: Model, machine: Machine, num_tokens: int = 1) -> float:
+    """Seconds to read once every weight that so many tokens use."""
+    steps = 1.0 if model.experts is None else model.experts.pass_cost(num_tokens)
+    return steps * model.bytes / machine.bytes_per_s
 
 
 def arithmetic_s(model: Model, machine: Machine, num_tokens: int = 1) -> float:
@@ -74,7 +117,7 @@ def arithmetic_s(model: Model, machine: Machine, num_tokens: int = 1) -> float:
 
 def step_s(model: Model, machine: Machine, num_tokens: int = 1) -> float:
     """Seconds of one pass over so many tokens: traffic and arithmetic, added."""
-    return memory_s(model, machine) + arithmetic_s(model, machine, num_tokens)
+    return memory_s(model, machine, num_tokens) + arithmetic_s(model, machine, num_tokens)
 
 
 def draft_cost(target: Model, draft: Model, machine: Machine) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_cli.errors import UsageError
 from specdec_cli.quantities import parse_arithmetic, parse_bandwidth, parse_parameters
-from specdec_cli.roofline import Machine, Model, arithmetic_s, draft_cost, memory_s, step_s, verify_cost
+from specdec_cli.roofline import Experts, Machine, Model, arithmetic_s, draft_cost, memory_s, step_s, verify_cost
 
 A100 = Machine(bytes_per_s=2.039e12, flop_per_s=312e12)
 H100 = Machine(bytes_per_s=3.35e12, flop_per_s=1979e12)
@@ -32,6 +32,32 @@ def test_costs_in_target_steps() -> None:
     assert draft_cost(LARGE, Model(7e9, "int8"), H100) == pytest.approx(0.05, rel=0.01)
     assert verify_cost(LARGE, H100, 0) == 1
     assert verify_cost(LARGE, H100, 4) == pytest.approx(42.15 / 41.86, abs=2e-4)
+
+
+def test_experts_that_several_tokens_wake() -> None:
+    """Eight, of which a token wakes two: of the second token's one and a half are new on average, two at most."""
+    experts = Experts(8, 2)
+    assert [experts.woken(n) for n in (0, 1, 2)] == [0, 2, 3.5]
+    assert experts.woken(100) == pytest.approx(8)
+    assert (experts.pass_cost(2), experts.most_pass_cost(2), experts.most_pass_cost(9)) == (1.75, 2, 4)
+    half = Experts(8, 2, dense_share=0.5)
+    assert (half.pass_cost(1), half.pass_cost(2), half.most_pass_cost(2)) == (1, 1.375, 1.5)
+    assert Experts(4, 4).pass_cost(9) == 1
+
+
+def test_a_pass_over_several_tokens_reads_the_experts_of_all() -> None:
+    """And computes with those of each token, so that arithmetic grows as in a dense model."""
+    mixture = Model(70e9, "float16", Experts(8, 2))
+    assert step_s(mixture, H100) == step_s(LARGE, H100)
+    assert memory_s(mixture, H100, 2) == pytest.approx(1.75 * memory_s(LARGE, H100))
+    assert arithmetic_s(mixture, H100, 2) == arithmetic_s(LARGE, H100, 2)
+    assert verify_cost(mixture, H100, 1) == pytest.approx(1.75, abs=2e-3)
+
+
+@pytest.mark.parametrize("make", [lambda: Experts(8, 0), lambda: Experts(8, 9), lambda: Experts(8, 2, 1.0)])
+def test_what_is_no_mixture(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"experts, not|a share of the weights"):
+        make()
 
 
 @pytest.mark.parametrize(

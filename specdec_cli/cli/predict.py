@@ -14,8 +14,10 @@ from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.prediction import Costs, Estimate
+    from specdec_cli.roofline import Experts
 
 COSTS, ROOFLINE = "Costs, in target steps", "Costs estimated from sizes and machine"
+MIXTURE = "Target that is a mixture of experts"
 
 
 class WeightDtype(StrEnum):
@@ -46,11 +48,50 @@ class CostOptions:
 
 
 @dataclass(frozen=True)
+class ExpertOptions:
+    """How a target's experts are read, from which v follows."""
+
+    experts: Annotated[int | None, option("--experts", panel=MIXTURE, help="How many there are in a layer, as 8.")] = (
+        None
+    )
+    active: Annotated[int | None, option("--active", panel=MIXTURE, help="How many a token uses, as 2.")] = None
+    dense_share: Annotated[
+        float,
+        option(
+            "--dense-share",
+            panel=MIXTURE,
+            help="Share of the weights of a step that are not experts, as 0.12.",
+        ),
+    ] = 0.0
+
+    def chosen(self) -> Experts | None:
+        """None where the target is no mixture.
+
+        Raises:
+            UsageError: one option lacks the other, or they make no mixture.
+        """
+        from specdec_cli.roofline import Experts
+
+        if self.experts is None and self.active is None:
+            refuse_given(self, ("dense_share",), "is of a mixture of experts: add --experts and --active")
+            return None
+        if self.experts is None or self.active is None:
+            missing = "--experts" if self.experts is None else "--active"
+            raise UsageError(f"{missing} is missing: a mixture of experts has both, as --experts 8 --active 2")
+        if not 1 <= self.active <= self.experts:
+            raise UsageError(f"--active must be 1 to --experts ({self.experts}), not {self.active}")
+        if not 0 <= self.dense_share < 1:
+            raise UsageError(f"--dense-share must be 0 or above and below 1, not {self.dense_share:g}")
+        return Experts(self.experts, self.active, self.dense_share)
+
+
+@dataclass(frozen=True)
 class RooflineOptions:
     """What costs are estimated from where nothing was measured."""
 
     target_params: Annotated[
-        str | None, option("--target-params", panel=ROOFLINE, help="The target's size, as 70B.")
+        str | None,
+        option("--target-params", panel=ROOFLINE, help="The target's size, as 70B; of experts, those a token uses."),
     ] = None
     draft_params: Annotated[str | None, option("--draft-params", panel=ROOFLINE, help="The draft's size, as 135M.")] = (
         None
@@ -68,8 +109,11 @@ class RooflineOptions:
         str | None, option("--flops", panel=ROOFLINE, help="Floating-point operations a second, as 1979T.")
     ] = None
 
-    def estimate(self) -> Estimate | None:
+    def estimate(self, experts: Experts | None) -> Estimate | None:
         """What costs are estimated from; None where none of it is given.
+
+        Args:
+            experts: of the target.
 
         Raises:
             UsageError: something is missing or no quantity.
@@ -87,7 +131,7 @@ class RooflineOptions:
             raise UsageError(f"{', '.join(missing)} missing: costs are estimated from {', '.join(given)} together")
         machine = Machine(parse_bandwidth(bandwidth, "--bandwidth"), parse_arithmetic(flops, "--flops"))
         return Estimate(
-            Model(parse_parameters(target, "--target-params"), self.dtype.value),
+            Model(parse_parameters(target, "--target-params"), self.dtype.value, experts),
             Model(parse_parameters(draft, "--draft-params"), (self.draft_dtype or self.dtype).value),
             machine,
         )
@@ -101,6 +145,7 @@ class PredictOptions:
     k: Annotated[str, option("--k", "-k", help="Every K to predict: 1,2,4 or 1-8 or 2-16*2 or 1-9+2.")] = "1-16"
     costs: CostOptions
     roofline: RooflineOptions
+    mixture: ExpertOptions
     simulate: Annotated[
         int, option("--simulate", help="Run so many rounds of the accept/reject rule at each K; 0: none.")
     ] = 0
@@ -117,10 +162,12 @@ def predict(options: PredictOptions) -> int:
     from specdec_cli.commands import predict as command
     from specdec_cli.ranges import parse_range
 
-    estimate = options.roofline.estimate()
+    experts = options.mixture.chosen()
+    estimate = options.roofline.estimate(experts)
     request = command.PredictRequest(
         alpha=options.alpha,
-        costs=_costs(options, estimate),
+        costs=_costs(options, estimate, experts),
+        experts=experts,
         ks=parse_range(options.k, "--k"),
         estimate=estimate,
         simulated_rounds=options.simulate,
@@ -139,7 +186,7 @@ def predict(options: PredictOptions) -> int:
     return reader_may_leave(command.run, request)
 
 
-def _costs(options: PredictOptions, estimate: Estimate | None) -> Costs:
+def _costs(options: PredictOptions, estimate: Estimate | None, experts: Experts | None) -> Costs:
     """Those given, or those estimated; never some of either."""
     from specdec_cli.prediction import Costs, parse_verify
 
@@ -161,4 +208,8 @@ def _costs(options: PredictOptions, estimate: Estimate | None) -> Costs:
         ("dtype", "draft_dtype"),
         "is for costs that are estimated from --target-params and others: leave it out",
     )
+    if experts is not None:
+        if verify is not None:
+            raise UsageError("--verify is computed from --experts and --active: give either it or these")
+        return Costs(cost, lambda k: experts.pass_cost(k + 1), overhead)
     return Costs(cost, 1.0 if verify is None else parse_verify(verify), overhead)

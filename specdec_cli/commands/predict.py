@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from specdec_cli.reports.console import output, table_console
 from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.predict import headline, predict_report, rows, short_rows
 from specdec_cli.reports.rows import to_csv, to_markdown
+from specdec_cli.roofline import Experts
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class PredictRequest:
         costs: given, or by `estimate`.
         estimate: the sizes and the machine that the costs were estimated from; None where they were given.
         ks: sorted.
+        experts: of the target, which the costs count already; None where it is no mixture of experts.
         simulated_rounds: of each K; 0 for none.
     """
 
@@ -31,6 +33,7 @@ class PredictRequest:
     costs: Costs
     ks: tuple[int, ...]
     estimate: Estimate | None = None
+    experts: Experts | None = None
     simulated_rounds: int = 0
     seed: int = 0
     plot: Path | None = None
@@ -74,6 +77,7 @@ def _settings(request: PredictRequest) -> dict[str, object]:
         "cost": request.costs.draft,
         "verify": {k: request.costs.verify_at(k) for k in request.ks},
         "overhead": request.costs.overhead,
+        "experts": request.experts and asdict(request.experts),
         "k": request.ks,
         "simulate": request.simulated_rounds,
         "seed": request.seed,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specdec_cli.measurement.runs import ArmId, Run, plain_runs
-from specdec_cli.measurement.statistics import geometric_mean, outliers
+from specdec_cli.measurement.runs import ArmId, Block, Run, plain_runs
+from specdec_cli.measurement.statistics import ENOUGH_ANSWERS, geometric_mean, outliers
 from specdec_cli.measurement.summary import block, decoding
 from specdec_cli.quantities import counted
 
-# With fewer, resampling them covers the truth less often than the 95 % it says.
-ENOUGH_ANSWERS = 6
 # Below so many judged positions the interval of alpha is wider than the differences people look for.
 ENOUGH_POSITIONS = 200
 SLOW_FIRST_RUN = 0.8
@@ -25,8 +23,8 @@ class Caveat:
     """Something that makes the figures less trustworthy.
 
     Attributes:
-        kind: first_run_slow, outliers, drift, few_answers, nothing_drafted, few_tokens, shared_cores, threads or
-            interrupted.
+        kind: first_run_slow, outliers, disturbed, drift, few_answers, nothing_drafted, few_tokens, shared_cores, threads
+            or interrupted.
         detail: what was seen.
         remedy: what to do about it.
     """
@@ -48,6 +46,7 @@ def caveats(
     runs: Sequence[Run],
     controls: Sequence[Run],
     *,
+    disturbed: Mapping[Block, str] | None = None,
     others_share: float | None = None,
     threads_and_cores: tuple[int, int] | None = None,
     interrupted: bool = False,
@@ -56,6 +55,7 @@ def caveats(
 
     Args:
         runs, controls: of the session.
+        disturbed: blocks that stayed so however often they were measured, with what was seen.
         others_share: of all cores' time, what other processes took; None where it was not measured.
         threads_and_cores: that the CPU computed with, and that it has; None where that does not matter.
         interrupted: not everything was measured.
@@ -63,6 +63,7 @@ def caveats(
     found = [
         *_slow_start(plain_runs(runs)),
         *_far_out(plain_runs(runs)),
+        *_disturbed(runs, disturbed or {}),
         *_drifted(drift(runs, controls)),
         *_few_answers(runs),
         *_nothing_drafted(runs),
@@ -94,6 +95,14 @@ def _far_out(plain: Sequence[Run]) -> list[Caveat]:
         return []
     detail = f"{len(far)} of {len(plain)} plain runs stand far outside the others"
     return [Caveat("outliers", detail, "close other programs and repeat, or raise --limit")]
+
+
+def _disturbed(runs: Sequence[Run], found: Mapping[Block, str]) -> list[Caveat]:
+    if not found:
+        return []
+    answers = counted(len({run.block for run in runs}), "answer")
+    detail = f"{len(found)} of {answers} stayed disturbed ({next(iter(found.values()))})"
+    return [Caveat("disturbed", detail, "stop other programs and repeat")]
 
 
 def _drifted(moved: float | None) -> list[Caveat]:

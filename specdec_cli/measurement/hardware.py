@@ -16,6 +16,8 @@ import torch
 
 COPIED_BYTES = 256 * 2**20
 COPIES = 7
+# Of all cores together: below it, the system's counters are too coarse for a share.
+LEAST_CORE_S = 0.5
 
 
 def environment(*devices: torch.device) -> dict[str, object]:
@@ -62,6 +64,12 @@ def threads_and_cores() -> tuple[int, int] | None:
     return torch.get_num_threads(), min(cores, allowed)
 
 
+def cores_needed() -> float:
+    """The share of the physical cores that torch has threads for, at most 1; 1 where the system does not tell."""
+    known = threads_and_cores()
+    return 1.0 if known is None else min(1.0, known[0] / known[1])
+
+
 def copy_bandwidth(device: torch.device, clock: Callable[[], float]) -> float:
     """Bytes a second that the device moves when it copies a large tensor, reading and writing counted both.
 
@@ -90,13 +98,22 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 class OtherProcesses:
-    """What share of all cores' time other processes take while the block runs.
+    """What share of the time of all cores that this process may use other processes take while the block runs.
+
+    Args:
+        needed: the share of these cores that this process has threads for.
 
     Attributes:
         share: 0 to 1, known after the block; None where the system does not tell.
+        contention: what of it this process had use for: not what its threads leave free, and not while as much stood
+            idle. None where the block was too short to tell.
     """
 
     share: float | None = None
+    contention: float | None = None
+
+    def __init__(self, needed: float = 1.0) -> None:
+        self._needed = needed
 
     def __enter__(self) -> OtherProcesses:
         self._before = self._seconds()
@@ -106,14 +123,19 @@ class OtherProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         busy, idle, own = (after - before for after, before in zip(self._seconds(), self._before, strict=True))
-        if busy + idle > 0:
-            self.share = max(0.0, busy - own) / (busy + idle)
+        total = busy + idle
+        if total > 0:
+            self.share = max(0.0, busy - own) / total
+        if self.share is not None and total >= LEAST_CORE_S:
+            self.contention = max(0.0, self.share - max(idle / total, 1 - self._needed))
 
     @staticmethod
     def _seconds() -> tuple[float, float, float]:
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        own = psutil.Process().cpu_times()
+        every = psutil.cpu_times(percpu=True)
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
+        cores = [times for i, times in enumerate(every) if i in allowed] or every
+        idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in cores)
         # Guest time is already in user time.
-        busy = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return busy, idle, own.user + own.system
+        guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cores)
+        own = psutil.Process().cpu_times()
+        return sum(map(sum, cores)) - idle - guests, idle, own.user + own.system

@@ -15,12 +15,14 @@ TIE = 0.03
 def mark_best(results: Sequence[dict[str, Any]]) -> None:
     """Set `best`, `predicted_best` and `closed_form_best` in every result over all prompts, for each draft apart.
 
-    Best is the highest speedup, or a smaller K that ties with it; predicted are the highest by either form.
+    Best is the highest speedup, or a smaller K that ties with it, of points that were measured; predicted are the
+    highest by either form.
     """
     for result in results:
         result |= {"best": False, "predicted_best": False, "closed_form_best": False}
     for points in _groups(results):
-        _best_of(points)["best"] = True
+        if measured := _measured(points):
+            _best_of(measured)["best"] = True
         for mark, form in (("predicted_best", "extended"), ("closed_form_best", "closed_form")):
             known = [r for r in points if r["predicted"][form] is not None]
             if known:
@@ -30,10 +32,11 @@ def mark_best(results: Sequence[dict[str, Any]]) -> None:
 def recommend(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each temperature the point to use, as {temperature, draft, k, speedup, speedup_ci, drafted, pays}.
 
-    `pays` is None where the interval holds 1: no gain could be told from none; False where nothing was drafted.
+    `pays` is None where the interval holds 1: no gain could be told from none; False where nothing was drafted. Points
+    that are no measurement (see `plausibility.judge`) are left out, and so is a temperature at which there is no other.
     """
     found = []
-    whole = [r for r in results if r["category"] == ALL]
+    whole = _measured([r for r in results if r["category"] == ALL])
     for temperature in dict.fromkeys(r["temperature"] for r in whole):
         point = _best_of([r for r in whole if r["temperature"] == temperature])
         low, high = point["speedup_ci"] or (point["speedup"], point["speedup"])
@@ -47,6 +50,11 @@ def _groups(results: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     whole = [r for r in results if r["category"] == ALL]
     keys = dict.fromkeys((r["draft"], r["temperature"]) for r in whole)
     return [[r for r in whole if (r["draft"], r["temperature"]) == key] for key in keys]
+
+
+def _measured(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are not known to be no measurement."""
+    return [r for r in points if r.get("measurable", True)]
 
 
 def _best_of(points: Sequence[dict[str, Any]]) -> dict[str, Any]:

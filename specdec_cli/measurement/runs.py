@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from specdec_cli.settings import KChoice
 
+# Where a run was made: temperature, prompt, turn.
+Block = tuple[float, int, int]
+
 
 class ArmId(NamedTuple):
     """What tells one arm from all others: a peer may have the name of a draft, and a draft several K.
@@ -66,6 +69,9 @@ class Run:
         first_difference: at temperature 0, the first token that plain decoding chose otherwise; see `Difference`.
         sources: where several sources took turns, the rounds, drafted and accepted tokens of each.
         peer_of: of another tool, the draft whose arm it stands beside ("none" for plain decoding); None for specdec's.
+        contention: of the cores' time while its block was measured, what other processes took of what this one has
+            threads for; None where that does not matter, or the block was too short to tell.
+        repeat: how often its block had been measured before, and was disturbed.
     """
 
     arm: str
@@ -97,6 +103,8 @@ class Run:
     first_difference: Difference | None = None
     sources: dict[str, dict[str, int]] = field(default_factory=dict)
     peer_of: str | None = None
+    contention: float | None = None
+    repeat: int = 0
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Run:
@@ -119,8 +127,8 @@ class Run:
         return ArmId(self.arm, self.k, self.peer_of)
 
     @property
-    def block(self) -> tuple[float, int, int]:
-        """Where it was run: temperature, prompt, turn."""
+    def block(self) -> Block:
+        """Where it was made."""
         return self.temperature, self.prompt, self.turn
 
     @property

@@ -15,6 +15,8 @@ import numpy as np
 from scipy import stats
 
 Interval = tuple[float, float]
+# With fewer answers, resampling them covers the truth less often than the 95 % it says.
+ENOUGH_ANSWERS = 6
 CONFIDENCE = 0.95
 Z = 1.959964  # of the normal distribution at 95 %
 RESAMPLES = 4_000

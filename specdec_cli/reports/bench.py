@@ -36,8 +36,7 @@ def bench_report(document: dict[str, Any]) -> Group:
         told = (verdict.gain(result), verdict.explanation(result), _advice(document, result))
         parts += [*_sentences(*told, verdict.losslessness(result)), Text()]
     if len(whole) > 1:
-        recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
-        parts += [_comparison(whole), *recommended]
+        parts += [_comparison(whole), *_recommended(document)]
     return Group(*_marks(document), *parts, *_peers(document), *_caveats(document))
 
 
@@ -53,12 +52,14 @@ def sweep_report(document: dict[str, Any]) -> Group:
             Text(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", style="bold"),
             _sweep_table(points),
         ]
-        best = next((r for r in points if r["best"]), points[0])
-        why = f"K {best['k']}: {verdict.explanation(best) or verdict.gain(best)}"
-        parts += [*_sentences(why, _advice(document, best), *_exactness(points)), Text()]
+        told = []
+        if best := next((r for r in points if r["best"]), None):
+            why = verdict.explanation(best) or verdict.gain(best)
+            told = [f"K {best['k']}: {why}", _advice(document, best)]
+            told += [verdict.left_out(r) for r in points if not r.get("measurable", True)]
+        parts += [*_sentences(*told, *_exactness(points)), Text()]
     marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
-    recommended = [Text(verdict.recommendation(point), style="bold") for point in document["recommendation"]]
-    return Group(*_marks(document), *parts, marks, *_peers(document), *_caveats(document), *recommended)
+    return Group(*_marks(document), *parts, marks, *_peers(document), *_caveats(document), *_recommended(document))
 
 
 def rows(document: dict[str, Any]) -> list[dict[str, object]]:
@@ -69,6 +70,7 @@ def rows(document: dict[str, Any]) -> list[dict[str, object]]:
 
 def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
     """The columns that a person reads, for Markdown."""
+    doubtful = not all(r.get("measurable", True) for r in document["results"])
     return [
         {
             "draft": r["draft"],
@@ -80,6 +82,7 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
             "plain tok/s": r["baseline_tokens_per_s"],
             "tok/s": r["speculative_tokens_per_s"],
             "speedup": f"{r['speedup']:.2f}" + ("*" if r.get("best") else ""),
+            **({"measurable": "yes" if r["measurable"] else "no"} if doubtful else {}),
             "95 %": _interval(r["speedup_ci"]),
             "tokens/round": round(r["tokens_per_round"], 2),
             "alpha": _number(r["acceptance"]["alpha"]),
@@ -109,6 +112,17 @@ def _exactness(points: Sequence[dict[str, Any]]) -> list[str]:
     for r in points:
         said.setdefault(verdict.losslessness(r), []).append(str(r["k"]))
     return [f"K {', '.join(ks)}: {sentence}" for sentence, ks in said.items() if sentence]
+
+
+def _recommended(document: dict[str, Any]) -> list[RenderableType]:
+    """A line a temperature: what to use, or why nothing follows; one for all where nothing was measured."""
+    if not document.get("measurable", True):
+        return [Text(verdict.not_measurable(document["reasons"]), style="bold")]
+    known = {point["temperature"]: verdict.recommendation(point) for point in document["recommendation"]}
+    for r in _whole(document["results"]):
+        if r["temperature"] not in known and not r.get("measurable", True):
+            known[r["temperature"]] = f"Temperature {r['temperature']:g}: {verdict.not_measurable(r['reasons'])}"
+    return [Text(line, style="bold") for line in known.values()]
 
 
 def _sentences(*texts: str) -> list[RenderableType]:

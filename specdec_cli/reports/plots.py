@@ -64,6 +64,7 @@ class Point:
         low, high: the interval of the measured one; the same where there is none.
         closed_form, extended: what the forms say; None where there was too little to say.
         best: the K to use of this draft at this temperature.
+        measurable: whether it may be; see `measurement.plausibility`.
     """
 
     draft: str
@@ -75,6 +76,7 @@ class Point:
     closed_form: float | None
     extended: float | None
     best: bool
+    measurable: bool = True
 
 
 def check_plot(path: Path, option: str) -> None:
@@ -105,14 +107,16 @@ def points_of(results: Sequence[Mapping[str, Any]]) -> dict[float, dict[str, lis
         point = Point(
             result["draft"], result["temperature"], result["k"], speedup, low, high,
             predicted["closed_form"], predicted["extended"], bool(result.get("best")),
+            bool(result.get("measurable", True)),
         )  # fmt: skip
         found.setdefault(point.temperature, {}).setdefault(point.draft, []).append(point)
     return found
 
 
-def best_of(points: Sequence[Point]) -> Point:
-    """The one that is marked, else the highest."""
-    return max(points, key=lambda point: (point.best, point.speedup))
+def best_of(points: Sequence[Point]) -> Point | None:
+    """The one that is marked, else the highest; None where nothing was measured."""
+    measured = [point for point in points if point.measurable]
+    return max(measured, key=lambda point: (point.best, point.speedup), default=None)
 
 
 # -------------------------------------------------------------------------------------------- text
@@ -193,7 +197,8 @@ def _draw_panel(ax: Axes, temperature: float, by_draft: Mapping[str, Sequence[Po
         # Side by side, or the intervals of drafts that are alike would hide each other.
         _draw_draft(ax, points, colour, marker, (place - (len(by_draft) - 1) / 2) * step)
         best = best_of(points)
-        label = f"{_short(draft)}: best {best.speedup:.2f}x at K {best.k}"
+        what = "not measurable" if best is None else f"best {best.speedup:.2f}x at K {best.k}"
+        label = f"{_short(draft)}: {what}"
         entries.append(Line2D([], [], color=colour, marker=marker, linestyle="", markersize=6, label=label))
     title = f"temperature {temperature:g}"
     ax.legend(handles=entries, title=title, alignment="left", loc="lower left", handletextpad=0.2, **ABOVE)
@@ -213,11 +218,11 @@ def _draw_draft(ax: Axes, points: Sequence[Point], colour: str, marker: str, asi
     # A bootstrap's interval need not hold the figure itself.
     errors = [[max(0.0, p.speedup - p.low) for p in points], [max(0.0, p.high - p.speedup) for p in points]]
     ax.errorbar(places, [point.speedup for point in points], yerr=errors, color=colour, **_measured(marker), zorder=3)
-    best = best_of(points)
-    ax.plot(
-        [best.k + aside], [best.speedup], marker, color="none", markeredgecolor=colour, markersize=12,
-        markeredgewidth=1.5, zorder=4,
-    )  # fmt: skip
+    if best := best_of(points):
+        ax.plot(
+            [best.k + aside], [best.speedup], marker, color="none", markeredgecolor=colour, markersize=12,
+            markeredgewidth=1.5, zorder=4,
+        )  # fmt: skip
 
 
 def _measured(marker: str) -> dict[str, Any]:

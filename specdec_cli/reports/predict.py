@@ -18,6 +18,8 @@ def predict_report(document: dict[str, Any]) -> Group:
     results = document["results"]
     estimate = document["estimate"]
     parts: list[RenderableType] = [Text(line) for line in _estimate_lines(estimate, results)] if estimate else []
+    if experts := document["settings"]["experts"]:
+        parts.append(Text(_experts_line(experts)))
     parts += [Text(headline(document), style="bold"), _table(results), Text(_best(results), style="bold")]
     if results[0]["simulated"]:
         parts.append(Text(_simulation(results)))
@@ -112,6 +114,15 @@ def _estimate_lines(estimate: dict[str, Any], results: Sequence[dict[str, Any]])
         f"draft: {_step(draft)}",
         f"machine: busy from {estimate['flop_per_byte']:.0f} FLOP a byte; decoding one token has {used:.2g}",
     ]
+
+
+def _experts_line(experts: dict[str, Any]) -> str:
+    """Where v comes from, of a mixture of experts."""
+    dense = f", and {experts['dense_share']:.0%} of a step is shared by all tokens" if experts["dense_share"] else ""
+    return (
+        f"experts: a token uses {experts['active']} of {experts['number']}{dense}; v counts those that K + 1 tokens "
+        "use together, by uniform routing"
+    )
 
 
 def _step(side: dict[str, Any]) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_cli.settings import FREQUENT, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB
 
 # Share of a round's time from which on drafting is what a cheaper draft is recommended for.
 WORTH_CUTTING = 0.4
+# How far a measured speedup may be from what a form promises, on either side, for the form to hold.
+HOLDS_WITHIN = 0.05
 
 
 def gain(result: dict[str, Any]) -> str:
-    """Whether it pays, in one sentence."""
+    """Whether it pays, in one sentence; or that it was not measured."""
+    if not result.get("measurable", True):
+        return not_measurable(result["reasons"])
     speedup, interval = result["speedup"], result["speedup_ci"]
     range_text = f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
     if not result["drafted"]:
@@ -26,10 +31,21 @@ def gain(result: dict[str, Any]) -> str:
     return f"No gain that could be told from none: {speedup:.2f}x plain decoding{range_text}."
 
 
+def not_measurable(reasons: Sequence[dict[str, Any]]) -> str:
+    """That nothing follows from the figures, why, and what to do."""
+    return f"Not measurable now: {reasons[0]['detail']}; {reasons[0]['remedy']}."
+
+
+def left_out(result: dict[str, Any]) -> str:
+    """That one point is no measurement beside others that are."""
+    reason = result["reasons"][0]
+    return f"K {result['k']} is left out of the recommendation: {reason['detail']}; {reason['remedy']}."
+
+
 def explanation(result: dict[str, Any]) -> str:
     """Where the difference to the closed form went, in milliseconds a round; empty where nothing was measured."""
     cost, predicted = result["cost"], result["predicted"]
-    if cost is None or predicted["closed_form"] is None:
+    if cost is None or predicted["closed_form"] is None or not result.get("measurable", True):
         return ""
     step = cost["target_step_s"] * 1000
     lengths = result["draft_lengths"]
@@ -44,16 +60,23 @@ def explanation(result: dict[str, Any]) -> str:
     )
     if draft > step + growth + overhead:
         parts += " Drafting is most of the round: a faster draft, or a smaller K, would gain most."
-    if result["speedup"] >= 0.97 * closed:
-        return f"The closed form promises {closed:.2f}x, and it holds. {parts}"
+    measured = result["speedup"]
+    if abs(measured / closed - 1) <= HOLDS_WITHIN:
+        return f"The closed form promises {closed:.2f}x, and it holds within {HOLDS_WITHIN:.0%}. {parts}"
     losses = {
-        "the growth of the verify pass": growth * rounds,
-        "the round's own overhead": overhead * rounds,
-        "fewer tokens a round than independent acceptance gives": (formula - rounds) * (draft + step),
+        ("the growth of the verify pass", "a verify pass cheaper than a plain step"): growth * rounds,
+        ("the round's own overhead", "less around a round than around a plain step"): overhead * rounds,
+        (
+            "fewer tokens a round than independent acceptance gives",
+            "more tokens a round than independent acceptance gives",
+        ): (formula - rounds) * (draft + step),
     }
-    culprit = max(losses, key=lambda name: losses[name])
+    if measured < closed:
+        (culprit, _), more = max(losses, key=lambda names: losses[names]), ""
+    else:
+        (_, culprit), more = min(losses, key=lambda names: losses[names]), f", and {measured:.2f}x was measured"
     return (
-        f"The closed form promises {closed:.2f}x; most of the difference is {culprit}. {parts} "
+        f"The closed form promises {closed:.2f}x{more}; most of the difference is {culprit}. {parts} "
         f"It emits {rounds:.2f} tokens; independent acceptance would give {formula:.2f}."
     )
 

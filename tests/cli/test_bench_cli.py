@@ -834,6 +834,78 @@ def test_slower_than_asked_is_exit_code_5_after_the_report(
     assert "speedup" in out
 
 
+# ------------------------------------------------------------------------------------ not measurable now
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether other processes take half of the cores' time whenever it is looked at: the last of the list."""
+    there, at = [False], [0.0, 0.0]
+
+    def seconds() -> tuple[float, float, float]:
+        at[0] += 10.0
+        at[1] += 5.0 if there[-1] else 10.0
+        return at[0], 0.0, at[1]
+
+    monkeypatch.setattr(OtherProcesses, "_seconds", staticmethod(seconds))
+    monkeypatch.setattr(command.measuring, "cores_needed", lambda: 1.0)
+    return there
+
+
+def test_a_sweep_beside_a_busy_process_ends_without_a_recommendation_and_with_one_when_it_is_alone(
+    specdec: Specdec, options: tuple[str | Path, ...], crowd: list[bool], tmp_path: Path, watch: Watch
+) -> None:
+    """With --resume the second session measures again what was disturbed."""
+    chosen = ("sweep-k", *options, "--k", "1,2", "--resume", tmp_path / "runs.jsonl")
+    crowd.append(True)
+    code, out, err = specdec(*chosen)
+    assert code == 0
+    told = "3 answers disturbed (other processes took 50% of the cores' time, which this one needed): measuring again"
+    assert [line for line in err.splitlines() if not line.startswith("note: ")] == [told]
+    assert len(watch.calls) == 2 * 3 * 3 + 3
+    flat = " ".join(out.split())
+    assert "Not measurable now: other processes took 50% of the cores' time" in flat
+    assert "Recommended" not in flat
+    assert "*" not in flat.replace("* best", "")
+    assert " K speedup" in out  # the table is there all the same
+    crowd.append(False)
+    watch.clear()
+    made = document(specdec, *chosen)
+    assert len(watch.calls) == 3 * 3 + 3
+    assert (made["measurable"], made["reasons"], made["repeated"]) == (True, [], 3)
+    assert [sample["repeat"] for sample in made["baseline_samples"]] == [2] * 3
+    assert len(made["recommendation"]) == 1
+    assert "shared_cores" not in [warning["kind"] for warning in made["warnings"]]
+
+
+def test_without_a_measurement_nothing_is_exported_and_no_speedup_is_vouched_for(
+    specdec: Specdec, options: tuple[str | Path, ...], crowd: list[bool]
+) -> None:
+    crowd.append(True)
+    for asked in (
+        ("sweep-k", "--export", "vllm"),
+        ("sweep-k", "--fail-if-slower", ".1"),
+        ("bench", "--fail-if-slower"),
+    ):
+        name, option, *value = asked
+        code, out, err = specdec(name, *options, "--k", "2", "--quiet", option, *value)
+        assert code == 1
+        assert err.startswith(f"specdec: {option}: not measurable now: other processes took 50%")
+        assert err.count("\n") == 1
+        assert "vllm" not in out
+    made = document(specdec, "bench", *options, "--k", "2")
+    assert (made["measurable"], made["recommendation"]) == (False, [])
+    assert made["reasons"] == made["results"][0]["reasons"]
+    assert "no" in specdec("bench", *options, "--k", "2", "--format", "markdown", "--quiet")[1].split()
+
+
+def test_a_draft_that_remembers_is_not_asked_the_same_twice(
+    specdec: Specdec, options: tuple[str | Path, ...], crowd: list[bool]
+) -> None:
+    crowd.append(True)
+    pair = (*options[:2], "--draft", "suffix", *options[4:])
+    made = document(specdec, "bench", *pair, "--k", "2")
+    assert (made["measurable"], made["repeated"]) == (False, 0)
+
+
 # --------------------------------------------------------------------------------------------- sweep-k
 def test_a_sweep_marks_one_best_k_for_each_draft_and_recommends_one(
     specdec: Specdec, options: tuple[str | Path, ...], checkpoints: Models

@@ -51,7 +51,7 @@ def test_a_document_has_every_key(specdec: Specdec) -> None:
     assert list(found) == ["schema", "specdec_version", "environment", "settings", "estimate", "results"]
     assert found["settings"] == {
         "alpha": 0.8, "cost": 0.05, "verify": {"2": 1.1, "4": 1.1}, "overhead": 0.2, "k": [2, 4], "simulate": 100,
-        "seed": 0,
+        "seed": 0, "experts": None,
     }  # fmt: skip
     for result in found["results"]:
         assert list(result) == [
@@ -92,6 +92,36 @@ def test_costs_by_the_roofline(specdec: Specdec) -> None:
     found = document(specdec, *ESTIMATE[:7], *a100, "--draft-dtype", "int8")
     assert found["estimate"]["flop_per_byte"] == pytest.approx(153, abs=0.5)
     assert (found["estimate"]["target"]["dtype"], found["estimate"]["draft"]["dtype"]) == ("bfloat16", "int8")
+
+
+# Of a step of the case that the figures of issue 14 are from (four layers of 256, 8 experts of 1024, 2 a token), what
+# is no expert; and its draft's cost.
+MIXTURE = ("--experts", "8", "--active", "2", "--dense-share", "0.1206")
+
+
+def test_experts_make_the_pass_dearer_than_the_closed_form_knows(specdec: Specdec) -> None:
+    results = document(specdec, "predict", "--alpha", "0.8", "--cost", "0.00375", *MIXTURE)["results"]
+    by_k = {result["k"]: result["predicted"] for result in results}
+    assert by_k[16]["closed_form"] == pytest.approx(4.61, abs=0.005)
+    assert by_k[16]["extended"] == pytest.approx(1.33, abs=0.005)
+    assert by_k[1]["extended"] == pytest.approx(1.08, abs=0.005)
+    assert [result["cost"]["v"] for result in results if result["k"] == 1] == [pytest.approx(1 + 0.75 * 0.8794)]
+    code, out, _ = specdec("predict", "--alpha", "0.8", "--cost", "0.00375", *MIXTURE)
+    assert code == 0
+    flat = " ".join(out.split())
+    assert "experts: a token uses 2 of 8, and 12% of a step is shared by all tokens; v counts those that K + 1" in flat
+    assert "* Best by the extended form: K 16, 1.33x" in flat
+
+
+def test_experts_of_the_roofline(specdec: Specdec) -> None:
+    dense, mixture = (
+        document(specdec, *ESTIMATE, "--k", "1", *more) for more in ((), ("--experts", "8", "--active", "2"))
+    )
+    assert mixture["settings"]["experts"] == {"number": 8, "active": 2, "dense_share": 0.0}
+    assert dense["settings"]["experts"] is None
+    assert mixture["estimate"]["target"] == dense["estimate"]["target"]
+    (result,) = mixture["results"]
+    assert result["cost"]["v"] == pytest.approx(1.75, abs=0.003)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +284,19 @@ def test_the_plot_has_both_panels(specdec: Specdec, tmp_path: Path) -> None:
         (("--alpha", "0.5", "--cost", "0.1", "--dtype", "int8"), "--dtype is for costs that are estimated from"),
         (("--alpha", "0.5", "--cost", "0.1", "--draft-dtype", "int8"), "--draft-dtype is for costs that are estimated"),
         (("--alpha", "0.5", "--cost", "0.1", "--seed", "3"), "--seed is of the simulation: add --simulate"),
+        ((*EXAMPLE[1:], "--experts", "8"), "--active is missing: a mixture of experts has both"),
+        ((*EXAMPLE[1:], "--active", "2"), "--experts is missing"),
+        ((*EXAMPLE[1:], "--dense-share", ".2"), "--dense-share is of a mixture of experts: add --experts and --active"),
+        ((*EXAMPLE[1:], "--experts", "8", "--active", "9"), "--active must be 1 to --experts (8), not 9"),
+        ((*EXAMPLE[1:], "--experts", "8", "--active", "0"), "--active must be 1 to --experts (8), not 0"),
+        (
+            (*EXAMPLE[1:], "--experts", "8", "--active", "2", "--dense-share", "1"),
+            "--dense-share must be 0 or above and below 1, not 1",
+        ),
+        (
+            ("--alpha", "0.5", "--cost", "0.1", "--verify", "1.1", "--experts", "8", "--active", "2"),
+            "--verify is computed from --experts and --active",
+        ),
         ((*EXAMPLE[1:], "--plot", "file.txt"), "--plot file.txt must end in .png or .svg"),
         ((*EXAMPLE[1:], "--plot", "no/folder/x.png"), "--plot no/folder/x.png: the folder no/folder does not exist"),
         ((*EXAMPLE[1:], "--output", "no/folder/x"), "--output no/folder/x: the folder no/folder does not exist"),

@@ -54,6 +54,14 @@ def test_a_plot_says_what_it_shows(tmp_path: Path) -> None:
     assert "demo:draft: best 1.60x at K 2" in texts  # as marked, though K 4 is a little higher
 
 
+def test_what_is_no_measurement_is_not_best(tmp_path: Path) -> None:
+    doubtful = [r | {"best": False, "measurable": False} for r in SWEEP]
+    assert "demo:draft: not measurable" in draw(tmp_path, doubtful)
+    assert "*" not in text_plot(doubtful).rpartition("#")[0]
+    one = [r | {"best": False, "measurable": r["k"] != 4} for r in SWEEP]
+    assert "demo:draft: best 1.60x at K 2" in draw(tmp_path, one)
+
+
 def test_without_a_mark_the_highest_is_best(tmp_path: Path) -> None:
     assert "demo:draft: best 1.65x at K 4" in draw(tmp_path, [r | {"best": False} for r in SWEEP])
 

@@ -46,7 +46,7 @@ def run(request: BenchRequest) -> int:
                 tell_plan(plan, warm, len(session.runs))
                 return 0
             lines = Lines(request, files, head, session.runs)
-            others = measure(plan, session, lines, progress)
+            others = measure(plan, session, lines, progress, aside)
         if not session.runs:
             raise InterruptedByUser("interrupted before the first prompt was measured")
 
@@ -59,11 +59,12 @@ def run(request: BenchRequest) -> int:
 
     if request.plot is not None:
         plot(request, document, aside)
-    if request.export is not None:
+    if request.export is not None and document["recommendation"]:
         sys.stdout.write(exported(request, pairs, document))
     return exit_code(
         document,
         interrupted=session.interrupted,
         least_speedup=request.fail_if_slower,
         recommended_alone=request.sweep,
+        exports=request.export is not None,
     )

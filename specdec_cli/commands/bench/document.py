@@ -12,7 +12,14 @@ from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.caveats import caveats, drift
 from specdec_cli.measurement.distribution import check_distributions
 from specdec_cli.measurement.fidelity import compare
-from specdec_cli.measurement.hardware import copy_bandwidth, environment, peak_memory, threads_and_cores
+from specdec_cli.measurement.hardware import (
+    OtherProcesses,
+    copy_bandwidth,
+    environment,
+    peak_memory,
+    threads_and_cores,
+)
+from specdec_cli.measurement.plausibility import contention_of, disturbed, judge
 from specdec_cli.measurement.recommendation import mark_best, recommend
 from specdec_cli.measurement.runs import plain_runs
 from specdec_cli.reports.console import Aside
@@ -30,23 +37,29 @@ def head_of(plan: Plan) -> dict[str, Any]:
 
 
 def document_of(
-    plan: Plan, session: Session, head: dict[str, Any], others: float | None, aside: Aside
+    plan: Plan, session: Session, head: dict[str, Any], others: OtherProcesses | None, aside: Aside
 ) -> dict[str, Any]:
     """The document of a session, with the checks that are made after it; its keys are listed in the README.
 
     Args:
-        others: of all cores' time, what other processes took; None where that does not matter.
+        others: what other processes took of the cores; None where that does not matter.
     """
     results = summary.results(session.runs, compared=plan.request.settings.simulated_acceptance is None)
+    judgement = judge(results, session.runs, None if others is None else others.contention)
     mark_best(results)
     if plan.request.check_distribution and not session.interrupted:
         _check_distributions(plan, session, results, aside)
     checkpoint = plan.pairs[0].checkpoint
     copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
+    taken = contention_of(session.runs)
+    if taken is None and others is not None:
+        taken = others.share
     found = caveats(
         session.runs,
         session.controls,
-        others_share=others,
+        # Where nothing could be measured, `reasons` say why.
+        disturbed=disturbed(session.runs) if judgement.measurable else None,
+        others_share=taken if judgement.measurable else None,
         threads_and_cores=threads_and_cores() if others is not None else None,
         interrupted=session.interrupted,
     )
@@ -55,11 +68,14 @@ def document_of(
         results=results,
         baseline_samples=summary.samples(plain_runs(session.runs)),
         recommendation=recommend(results),
+        measurable=judgement.measurable,
+        reasons=[asdict(reason) for reason in judgement.reasons],
+        repeated=len({run.block for run in session.runs if run.repeat}),
         peers=summary.peer_results(session.runs),
         control={"runs": len(session.controls), "drift": drift(session.runs, session.controls)},
         memory={"peak_bytes": peak_memory(checkpoint.device)},
         bandwidth=summary.bandwidth(results, checkpoint.step_bytes, copied),
-        others_share=others,
+        others_share=None if others is None else others.share,
         warnings=[asdict(caveat) for caveat in found],
         quantisation=_quantisation(plan, session, aside),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from rich.progress import Progress
@@ -11,8 +12,10 @@ from specdec_cli.commands.bench.plan import Plan
 from specdec_cli.measurement import benchmark
 from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.differences import rounding_of
-from specdec_cli.measurement.hardware import OtherProcesses
-from specdec_cli.measurement.runs import Run
+from specdec_cli.measurement.hardware import OtherProcesses, cores_needed
+from specdec_cli.measurement.runs import Block, Run
+from specdec_cli.quantities import counted
+from specdec_cli.reports.console import Aside
 from specdec_cli.runtime.devices import out_of_memory
 
 
@@ -30,8 +33,8 @@ def warm_up(plan: Plan, progress: Progress) -> dict[float, list[Run]]:
     return warm
 
 
-def measure(plan: Plan, session: Session, lines: Lines, progress: Progress) -> float | None:
-    """Fill the session; what share of the cores' time other processes took, None where that does not matter."""
+def measure(plan: Plan, session: Session, lines: Lines, progress: Progress, aside: Aside) -> OtherProcesses | None:
+    """Fill the session; what other processes took of the cores meanwhile, None where that does not matter."""
     settings = plan.request.settings
     simulated = settings.simulated_acceptance is not None
     task = progress.add_task("measuring", total=plan.runs, completed=len(session.runs))
@@ -40,7 +43,16 @@ def measure(plan: Plan, session: Session, lines: Lines, progress: Progress) -> f
         lines.add_run(run)
         progress.advance(task)
 
-    others = OtherProcesses()
+    def on_repeat(found: Mapping[Block, str]) -> None:
+        nonlocal task
+        task = progress.add_task("measuring again", total=sum(run.block in found for run in session.runs))
+        aside(f"{counted(len(found), 'answer')} disturbed ({next(iter(found.values()))}): measuring again")
+
+    on_cpu = all(device.type == "cpu" for device in plan.devices)
+    # What a drafter remembers of a text would be measured the second time.
+    learns = any(spec.learns for spec, _ in plan.request.drafts)
+    needed = cores_needed()
+    others = OtherProcesses(needed)
     with _memory_for_text(), others:
         benchmark.benchmark(
             plan.contests,
@@ -51,8 +63,11 @@ def measure(plan: Plan, session: Session, lines: Lines, progress: Progress) -> f
             seed=settings.seed,
             session=session,
             on_run=on_run,
+            cores_needed=needed if on_cpu else None,
+            repeats=0 if learns else benchmark.REPEATS,
+            on_repeat=on_repeat,
         )
-    return others.share if all(device.type == "cpu" for device in plan.devices) else None
+    return others if on_cpu else None
 
 
 def _memory_for_text() -> AbstractContextManager[None]:

@@ -28,6 +28,21 @@ ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_
 
 
 @dataclass(frozen=True)
+class ExpertSizes:
+    """The experts of a mixture.
+
+    Attributes:
+        number: of them, in a layer.
+        active: of those that a token visits.
+        step_parameters: weights of the experts that one token visits, over all layers.
+    """
+
+    number: int
+    active: int
+    step_parameters: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Numbers of weights, by the shape of the model.
 
@@ -40,6 +55,7 @@ class Sizes:
         head: of the output head, which may be the same ones; 0 without a head.
         tied: the head's weights are the embedding's.
         linear_head: the head is a linear layer.
+        experts: None where it has none, or its config does not tell how many a token visits.
     """
 
     parameters: int
@@ -49,6 +65,7 @@ class Sizes:
     head: int
     tied: bool
     linear_head: bool
+    experts: ExpertSizes | None = None
 
 
 @dataclass(frozen=True)
@@ -73,17 +90,19 @@ def sizes_of(skeleton: PreTrainedModel, config: PreTrainedConfig) -> Sizes:
     tied = head is None or head.weight is table
     step = parameters if tied else parameters - table.numel()
     experts = [p for name, p in skeleton.named_parameters() if re.search(r"\.experts\.", name)]
-    caveat = ""
+    caveat, visited = "", None
     if experts:
         text = config.get_text_config(decoder=True)
         active = next((n for name in ACTIVE_EXPERTS if (n := getattr(text, name, None))), None)
         if active is not None and all(p.ndim == 3 for p in experts):
             step -= sum(prod(p.shape[1:]) * max(0, p.shape[0] - active) for p in experts)
-            caveat = "a pass over several tokens reads more experts than a step"
+            number = max(p.shape[0] for p in experts)
+            of_a_step = sum(prod(p.shape[1:]) * min(p.shape[0], active) for p in experts)
+            visited = ExpertSizes(number, min(number, active), of_a_step)
         else:
             caveat = "all experts are counted, since its config does not tell how many a token visits"
     head_size = 0 if head is None else sum(parameter.numel() for parameter in head.parameters())
-    return Sizes(parameters, step, caveat, table.numel(), head_size, tied, type(head) is nn.Linear)
+    return Sizes(parameters, step, caveat, table.numel(), head_size, tied, type(head) is nn.Linear, visited)
 
 
 def num_parameters(skeleton: PreTrainedModel) -> int:

@@ -1,20 +1,23 @@
 """Does the pair fit here, and what does it promise: arithmetic on sizes, before anything is loaded.
 
 Decoding one token streams every weight once, so on most devices a step costs what its bytes cost, and the expected c is
-the quotient of the bytes. That is a prediction; `--probe` measures.
+the quotient of the bytes. A mixture of experts reads more for several tokens than for one, which the expected v counts.
+That is a prediction; `--probe` measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate.utils import get_max_memory
 
+from specdec_cli.roofline import Experts
 from specdec_cli.runtime.checkpoints.inspection import effective_context
 from specdec_cli.runtime.checkpoints.plan import HEADROOM, Plan, name_of
+from specdec_cli.runtime.checkpoints.sizes import Sizes
 from specdec_cli.runtime.devices import free_memory
 from specdec_cli.runtime.pairs.checks import Check
 from specdec_cli.runtime.pairs.side import Side
@@ -23,6 +26,7 @@ from specdec_cli.theory import best_num_draft_tokens, break_even_alpha, speedup
 DEFAULT_CONTEXT = 4096
 HOST = torch.device("cpu")
 ALPHAS = (0.6, 0.7, 0.8, 0.9)
+TYPICAL_ALPHA = 0.8
 MAX_K = 16
 Free = Mapping[torch.device, int]
 # Below this at alpha .8, the gain is within what texts and machines differ by.
@@ -171,20 +175,20 @@ def _weights_and_cache(plan: Plan, context: int) -> str:
 
 
 def cost(target: Side, draft: Side) -> tuple[Check, dict[str, Any] | None]:
-    """Expected c by bytes, and what the closed form makes of it."""
+    """Expected c by bytes, and what the forms make of it: the closed one; the extended one for a mixture of experts."""
     if target.plan is None or draft.plan is None:
         return Check("cost", "ok", "nothing to count: see architecture"), None
     ours, theirs = target.plan.loaded.step, draft.plan.loaded.step
     sizes = {side.role: side.inspection.sizes for side in (target, draft)}
     c = theirs / ours
-    best = []
-    for alpha in ALPHAS:
-        k = best_num_draft_tokens(alpha, c, range(1, MAX_K + 1))
-        best.append({"alpha": alpha, "k": k, "speedup": speedup(alpha, k, c)})
-    record = {
+    experts = _experts(sizes["target"])
+    verify = _one_step if experts is None else lambda k: experts.pass_cost(k + 1)
+    best = [_best(alpha, c, verify) for alpha in ALPHAS]
+    record: dict[str, Any] = {
         "c_by_bytes": c,
         "break_even_alpha": break_even_alpha(1, c),
         "best": best,
+        "experts": experts and _woken(experts, c),
         **{
             role: {"parameters": sizes[role].parameters, "step_bytes": step, "caveat": sizes[role].caveat}
             for role, step in (("target", ours), ("draft", theirs))
@@ -199,11 +203,56 @@ def cost(target: Side, draft: Side) -> tuple[Check, dict[str, Any] | None]:
     if pays is None:
         return Check("cost", "warn", f"{detail}: no alpha can pay for that", "choose a smaller --draft"), record
     promise = ", ".join(f"{b['speedup']:.2f}x at alpha {b['alpha']:g} (K {b['k']})" for b in best)
-    detail = f"{detail}; pays above alpha {pays:.2f}; closed form: {promise}"
-    at_point_eight = next(b["speedup"] for b in best if b["alpha"] == 0.8)
-    if at_point_eight < WORTH_TRYING:
-        return Check("cost", "warn", detail, "choose a smaller --draft"), record
+    if experts is None:
+        detail = f"{detail}; pays above alpha {pays:.2f}; closed form: {promise}"
+    else:
+        detail = f"{detail}; {_told(experts, record['experts'])}; at best {promise}"
+    if next(b["speedup"] for b in best if b["alpha"] == TYPICAL_ALPHA) < WORTH_TRYING:
+        remedy = "choose a smaller --draft" if experts is None else "measure with --probe, or choose a dense --target"
+        return Check("cost", "warn", detail, remedy), record
     return Check("cost", "ok", detail), record
+
+
+def _one_step(k: int) -> float:
+    """v where a pass over several tokens reads what a step reads."""
+    return 1.0
+
+
+def _best(alpha: float, c: float, verify: Callable[[int], float]) -> dict[str, Any]:
+    k = best_num_draft_tokens(alpha, c, range(1, MAX_K + 1), verify)
+    return {"alpha": alpha, "k": k, "speedup": speedup(alpha, k, c, verify(k))}
+
+
+def _experts(sizes: Sizes) -> Experts | None:
+    """How the target's passes read its experts; None where it has none, or too little is known of them."""
+    found = sizes.experts
+    if found is None:
+        return None
+    return Experts(found.number, found.active, 1 - found.step_parameters / sizes.step_parameters)
+
+
+def _woken(experts: Experts, c: float) -> dict[str, Any]:
+    """The experts' record: what passes of some widths read, and what that leaves of the speedup at a typical alpha."""
+
+    def at(k: int) -> dict[str, Any]:
+        v, most = experts.pass_cost(k + 1), experts.most_pass_cost(k + 1)
+        speeds = {"speedup": speedup(TYPICAL_ALPHA, k, c, v), "least_speedup": speedup(TYPICAL_ALPHA, k, c, most)}
+        return {"k": k, "woken": experts.woken(k + 1), "v": v, "most_v": most, **speeds}
+
+    shape = {"number": experts.number, "active": experts.active, "dense_share": experts.dense_share}
+    return {**shape, "alpha": TYPICAL_ALPHA, "passes": [at(k) for k in (1, MAX_K)]}
+
+
+def _told(experts: Experts, record: Mapping[str, Any]) -> str:
+    """What the experts mean for v, in a clause."""
+    speeds = " and ".join(
+        f"{one['least_speedup']:.2f}x to {one['speedup']:.2f}x at K {one['k']} (v {one['v']:.2f})"
+        for one in record["passes"]
+    )
+    return (
+        f"a token wakes {experts.active} of {experts.number} experts, so that a pass over K + 1 tokens reads more than "
+        f"a step: at alpha {record['alpha']:g} expect {speeds}, from tokens that share no expert to uniform routing"
+    )
 
 
 def _gigabytes(size: float) -> str:

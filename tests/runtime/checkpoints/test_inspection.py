@@ -16,6 +16,7 @@ from specdec_cli.runtime.checkpoints.inspection import Inspection
 from specdec_cli.runtime.checkpoints.plan import Plan
 from specdec_cli.runtime.pairs.resources import cost
 from specdec_cli.runtime.pairs.side import Side, look_at
+from specdec_cli.theory import speedup
 
 
 def side(source: str | Path, role: str = "target", **more: Any) -> Side:
@@ -74,7 +75,10 @@ def test_a_step_reads_the_experts_that_a_token_visits(checkpoint: Save) -> None:
     found = inspect(checkpoint(model))[0].sizes
     expert = 3 * 32 * 64  # gate, up and down
     assert found.parameters - found.step_parameters == 2 * (8 - 2) * expert
-    assert "more experts" in found.caveat
+    assert found.experts is not None
+    assert (found.experts.number, found.experts.active) == (8, 2)
+    assert found.experts.step_parameters == 2 * 2 * expert
+    assert found.caveat == ""
 
 
 def test_experts_that_the_config_does_not_count_are_told_about(
@@ -86,6 +90,33 @@ def test_experts_that_the_config_does_not_count_are_told_about(
     assert found.inspection.sizes.step_parameters == found.inspection.sizes.parameters
     check, _ = cost(found, side(checkpoint(tiny.model(num_hidden_layers=1)), "draft"))
     assert "target: all experts are counted" in check.detail
+
+
+def test_the_expected_verify_pass_counts_the_experts_that_its_tokens_wake(checkpoint: Save) -> None:
+    """The case and the figures of issue 14: at alpha .8 a closed form of 4.61x, of which 1.33x are left at K 16; at K 1
+    .96x where two tokens share no expert, and 1.08x by uniform routing.
+    """
+    config = MixtralConfig(
+        vocab_size=tiny.VOCAB_SIZE, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+    mixture, small = side(checkpoint(AutoModelForCausalLM.from_config(config))), side(checkpoint(tiny.model()), "draft")
+    check, record = cost(mixture, small)
+    assert record is not None
+    assert speedup(0.8, 16, record["c_by_bytes"]) == pytest.approx(4.61, abs=0.02)
+    first, last = record["experts"]["passes"]
+    assert (first["k"], last["k"]) == (1, 16)
+    assert (first["woken"], first["v"]) == (3.5, pytest.approx(1.66, abs=0.005))
+    assert [first[name] for name in ("least_speedup", "speedup")] == pytest.approx([0.96, 1.08], abs=0.005)
+    assert [last[name] for name in ("least_speedup", "speedup")] == pytest.approx([1.32, 1.33], abs=0.005)
+    at_point_eight = next(b for b in record["best"] if b["alpha"] == 0.8)
+    assert (at_point_eight["k"], at_point_eight["speedup"]) == (16, last["speedup"])
+    assert "a token wakes 2 of 8 experts" in check.detail
+    assert "0.96x to 1.08x at K 1" in check.detail
+    assert "closed form" not in check.detail
+    _, dense = cost(side(checkpoint(tiny.model())), small)
+    assert dense is not None
+    assert dense["experts"] is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
