@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
-from gguf_writer import END_ID, MERGES, TOKENS
+from gguf_writer import MERGES, TOKENS
 from transformers import PreTrainedModel
 
 Tensors = Iterable[tuple[str, np.ndarray]]
@@ -47,7 +47,7 @@ def tensors_of(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str,
         if suffix == "D":
             yield f"{names.get_name(name)}", weight
             continue
-        if architecture == "mamba" and ".conv1d.weight" in name:
+        if ".conv1d.weight" in name or ".conv.conv.weight" in name:
             weight = weight.squeeze(1)
         if architecture == "llama" and ".self_attn.q_proj." in name:
             weight = llama_rows(weight, config.num_attention_heads)
@@ -109,17 +109,19 @@ def byte_level(
     types: list[gguf.TokenType] | None = None,
     merges: tuple[str, ...] = MERGES,
     pre: str | None = "smollm",
+    end: int | None = None,
 ) -> None:
-    """A tokenizer of bytes; the last token of the usual ones ends a text."""
+    """A tokenizer of bytes; its last token ends a text, unless another is given."""
+    last = len(tokens) - 1
     writer.add_tokenizer_model("gpt2")
     if pre is not None:
         writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-    writer.add_token_types(types or [normal] * END_ID + [control] * (len(tokens) - END_ID))
+    writer.add_token_types(types or [normal] * last + [control])
     writer.add_token_merges(merges)
-    writer.add_bos_token_id(END_ID)
-    writer.add_eos_token_id(END_ID)
+    writer.add_bos_token_id(last if end is None else end)
+    writer.add_eos_token_id(last if end is None else end)
 
 
 def llama_keys(config: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from specdec_cli.errors import IncompatiblePairError, SpecdecError
@@ -236,7 +237,9 @@ def load_tokenizer(folder: str, place: Place) -> PreTrainedTokenizerBase:
     """A checkpoint's tokenizer, or one line that says why not."""
     try:
         with one_line_errors(place):
-            tokenizer = AutoTokenizer.from_pretrained(folder, **place.hub_options)
+            # Of a GGUF file it is complete as it is saved; some model types' classes would make splits of their own.
+            auto: Any = AutoTokenizer if place.gguf is None else PreTrainedTokenizerFast
+            tokenizer: PreTrainedTokenizerBase = auto.from_pretrained(folder, **place.hub_options)
     except SpecdecError as error:
         if os.path.isdir(folder) and "cannot be loaded" in str(error):
             raise SpecdecError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ READING_FAILS = (
     *(SafetensorError, httpx.HTTPError, hub.StrictDataclassError, struct.error, EOFError, pickle.UnpicklingError),
 )
 
+DAMAGE = (OSError, json.JSONDecodeError, UnicodeDecodeError, EOFError, struct.error, pickle.UnpicklingError)
+
 
 def report_errors_only() -> None:
     """No bars and no warnings of transformers', nor the hub's line for each retry: an error says it all once."""
@@ -34,6 +37,11 @@ def report_errors_only() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
+
+
+def fails_reading(error: Exception) -> bool:
+    """Whether this is what reading files raises; the tokenizers package raises nothing but Exception itself."""
+    return isinstance(error, READING_FAILS) or type(error) is Exception
 
 
 @contextmanager
@@ -49,7 +57,9 @@ def one_line_errors(place: Place) -> Iterator[None]:
             yield
     except SpecdecError:
         raise
-    except READING_FAILS as error:
+    except Exception as error:
+        if not fails_reading(error):
+            raise
         raise SpecdecError(_line(error, place)) from error
 
 
@@ -89,7 +99,11 @@ def _line(error: BaseException, place: Place) -> str:
         return f"{name} needs a package that is not installed: {text[:200]}"
     if "model type" in text and "does not recognize" in text:
         return f"{name} is of an architecture that this transformers does not know: upgrade transformers"
-    return f"{name}{revision} cannot be loaded ({text[:300]}): download it again, or choose another"
+    # What another download cures: files that are missing, cut off or no JSON. What does not fit stays as it is.
+    broken = "model_type" in text or any(isinstance(c, DAMAGE) for c in causes)
+    other = "choose another, or mend its config.json" if place.gguf is None else "use the model's safetensors"
+    remedy = "download it again, or choose another" if broken else other
+    return f"{name}{revision} cannot be loaded ({text[:300]}): {remedy}"
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:

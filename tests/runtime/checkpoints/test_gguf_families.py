@@ -202,6 +202,32 @@ def test_a_recurrent_model_is_converted_too(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-4, atol=1e-4)
 
 
+def lfm2(path: Path, lost: str = "", **more: Any) -> tuple[Path, PreTrainedModel]:
+    """One of the architectures that transformers converts by rules of its own."""
+    types = ["conv", "full_attention"]
+    model = made("lfm2", layer_types=types, block_auto_adjust_ff_dim=False, norm_eps=1e-3, conv_L_cache=3)
+    keys = {"block_count": 2, "context_length": 96, "embedding_length": WIDTH, "feed_forward_length": 64}
+    keys |= {"attention.head_count": 2, "attention.head_count_kv": [0, 1], "attention.layer_norm_rms_epsilon": 1e-3}
+    keys |= {"shortconv.l_cache": 3, "vocab_size": len(TOKENS)}
+    keys |= {"rope.freq_base": float(model.config.rope_parameters["rope_theta"])}
+    tensors = [(name, tensor) for name, tensor in tensors_of(model, "lfm2") if name != lost]
+    return write_family(path, "lfm2", keys | more, tensors), model
+
+
+def test_an_architecture_that_transformers_converts_by_rules(tmp_path: Path) -> None:
+    path, model = lfm2(tmp_path / "m.gguf")
+    folder = gguf_as_folder(path, "--target", lambda _: None)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_such_a_file_is_refused_for_the_same_reasons(tmp_path: Path) -> None:
+    path, _ = lfm2(tmp_path / "m1.gguf", "blk.1.attn_k.weight")
+    assert "m1.gguf lacks model.layers.1.self_attn.k_proj.weight" in refusal(path)
+    path, _ = lfm2(tmp_path / "m2.gguf", **{"rope.scaling.type": "yarn"})
+    assert "m2.gguf has lfm2.rope.scaling.type = yarn" in refusal(path)
+
+
 # ------------------------------------------------------------------------------------------- positions
 def rope(**more: Any) -> dict[str, Any]:
     return {"rope_theta": 10_000.0, **more}

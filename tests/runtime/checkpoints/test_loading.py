@@ -388,6 +388,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "tokenizer.json").write_text("{", encoding="utf-8"),
         r"has no tokenizer that can be read: copy the original model's tokenizer files into it",
     ),
+    "tokenizer with merges of nothing": (
+        lambda f: edit_json(
+            f / "tokenizer.json",
+            model=json.loads((f / "tokenizer.json").read_text(encoding="utf-8"))["model"] | {"merges": [["q", "q"]]},
+        ),
+        r"has no tokenizer that can be read: copy the original model's tokenizer files into it",
+    ),
     "config is no JSON": (
         lambda f: (f / "config.json").write_text('{"model_type": ', encoding="utf-8"),
         r"config\.json.*not a valid JSON.*download",

@@ -35,7 +35,7 @@ from specdec_cli.runtime.checkpoints.gguf.header import GgufFile, read_gguf
 from specdec_cli.runtime.checkpoints.gguf.names import empty_model, require_all_tensors
 from specdec_cli.runtime.checkpoints.gguf.own_bits import GgufWeights
 from specdec_cli.runtime.checkpoints.gguf.tokenizer import end_ids_of, tokenizer_of
-from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, gguf_damage, gguf_failure
+from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, fails_reading, gguf_damage, gguf_failure
 from specdec_cli.runtime.devices import out_of_memory
 
 # Part of the cache's key: raise it when what is written changes.
@@ -114,7 +114,9 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         os.replace(unfinished, folder)
     except SpecdecError as error:
         raise type(error)(f"{option} {error}") from error
-    except READING_FAILS as error:
+    except Exception as error:
+        if not fails_reading(error):
+            raise
         if not (folder / "config.json").is_file():  # else another process was faster
             raise gguf_failure(error, option, path) from error
     finally:

@@ -13,11 +13,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
+from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.checkpoints.gguf import words
 from specdec_cli.runtime.checkpoints.gguf.header import GgufFile
 from specdec_cli.runtime.checkpoints.gguf.pre_tokenizers import BOS_FIRST, COMPOSED, SPLITS, WHOLE_PIECES, pre_tokenizer
 
-PRE, MODEL = "tokenizer.ggml.pre", "tokenizer.ggml.model"
+PRE, MODEL, TOKENS = "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 CONTROL, USER_DEFINED = 3, 4  # of a token's type: never made of text, and always found whole in it
 # Ids that end a text by a key of their own, and tokens that do so by their names where no key tells of them.
@@ -47,8 +48,10 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerBase:
     """The tokenizer, with its special tokens and its chat template.
 
     Raises:
+        SpecdecError: metadata are missing, or name tokens that are not there.
         ValueError: transformers knows no tokenizer of this kind.
     """
+    _require_tokens(file)
     architecture, read, options = get_gguf_tokenizer(str(file.paths[0]))
     if read.get("tokenizer_type") == BYTE_LEVEL:
         backend = _byte_level(read)
@@ -61,6 +64,16 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **options)
 
 
+def _require_tokens(file: GgufFile) -> None:
+    for key in (MODEL, TOKENS):
+        if key not in file.metadata:
+            raise SpecdecError(f"{file.name} lacks the metadata {key}: use the model's safetensors")
+    count = file.metadata[TOKENS]
+    for key, value in file.metadata.items():
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and value >= count:
+            raise SpecdecError(f"{file.name} has {key} = {value}, and {count} tokens: use the model's safetensors")
+
+
 def _byte_level(read: dict[str, Any]) -> Tokenizer:
     tokens, name = read["tokens"], read.get("pre_tokenizer_type") or "default"
     types = read.get("token_type") or [0] * len(tokens)
@@ -69,7 +82,7 @@ def _byte_level(read: dict[str, Any]) -> Tokenizer:
         for token, kind in zip(tokens, types, strict=False)
         if kind in (CONTROL, USER_DEFINED)
     ]
-    merges = [tuple(merge.split(" ")) for merge in read["merges"]]
+    merges = [tuple(merge.split(" ")) for merge in read.get("merges", ())]
     vocab = {token: index for index, token in enumerate(tokens)}
     made = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_PIECES))
     made.pre_tokenizer = pre_tokenizer(name)
