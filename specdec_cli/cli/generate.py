@@ -23,7 +23,7 @@ from specdec_cli.cli.options.models import ModelChoice, OneDraft, RunningOptions
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
 from specdec_cli.cli.running import reader_may_leave, silence_libraries
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import GenerationSettings
+from specdec_cli.settings import NO_DRAFT, GenerationSettings
 
 if TYPE_CHECKING:
     from specdec_cli.prompts import Prompt
@@ -97,6 +97,8 @@ def generate(options: GenerateOptions) -> int:
             f"--show-draft marks text, and --format {options.output_format.value} tells the same as 'provenance': "
             "leave it out"
         )
+    if options.show_draft and models.kinds == {NO_DRAFT}:
+        raise UsageError(f"--show-draft marks drafted text, and --draft {NO_DRAFT} drafts none: leave it out")
     prompts = _prompts(options.prompt, options.prompts)
     silence_libraries(options.output.quiet)
 

@@ -10,7 +10,7 @@ from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, option,
 from specdec_cli.cli.options.models import ModelChoice
 from specdec_cli.drafters.spec import MODEL
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import K_RULES, GenerationSettings, KChoice, SamplingSettings
+from specdec_cli.settings import K_RULES, NO_DRAFT, GenerationSettings, KChoice, SamplingSettings
 
 Temperature = Annotated[float, option("--temperature", panel=SAMPLING, help="0 is greedy.")]
 
@@ -95,6 +95,8 @@ class SpeculationOptions:
         Raises:
             UsageError: there is something.
         """
+        if models.kinds == {NO_DRAFT}:
+            refuse_given(self, ("k",), f"is how much is drafted, and --draft {NO_DRAFT} drafts nothing: leave it out")
         if models.kinds.isdisjoint((MODEL, "early-exit")):
             refuse_given(
                 self,
