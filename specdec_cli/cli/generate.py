@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_cli.cli.options.declare import OUTPUT, flag, option
+from specdec_cli.cli.options.declare import OUTPUT, flag, in_utf8, option
 from specdec_cli.cli.options.decoding import (
     ConversationOptions,
     SamplingOptions,
@@ -41,7 +41,9 @@ class TextFormat(StrEnum):
 class GenerateOptions:
     """Everything that `specdec generate` takes."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads it from a pipe.")] = None
+    prompt: Annotated[
+        str | None, typer.Argument(callback=in_utf8, help="The prompt; '-' or nothing reads it from a pipe.")
+    ] = None
     prompts: Annotated[
         str | None,
         option(
@@ -60,7 +62,8 @@ class GenerateOptions:
         GenerationSettings.max_new_tokens
     )
     stop: Annotated[
-        list[str] | None, option("--stop", help="Text that ends the output and is cut off; repeatable.")
+        list[str] | None,
+        option("--stop", callback=in_utf8, help="Text that ends the output and is cut off; repeatable."),
     ] = None
     ignore_eos: Annotated[
         bool, flag("--ignore-eos", help="Run on past the model's end token, to the length limit.")

@@ -6,7 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TextIO, cast
 
@@ -18,20 +19,21 @@ from specdec_cli.reports.export import is_device, whole_file
 from specdec_cli.streams import leave_stdout, open_text
 
 PLAIN_WIDTH = 100  # of tables in a file
-# What stands for a mark where there is ASCII alone: as wide, so that columns stay.
+# What stands for a mark of ours where the encoding lacks it: as wide, so that columns stay.
 ASCII_MARKS = ((" ± ", "+/-"), ("°", "^"), ("→", ">"), (", …", "..."), ("…", "."), ("‹", "<"), ("›", ">"))
 
 
-def in_ascii(text: str) -> str:
-    """With the marks of our own tables in ASCII."""
-    for mark, plain in ASCII_MARKS:
+def in_marks_of(out: IO[str], text: str) -> str:
+    """A text with the marks that a stream can write."""
+    for mark, plain in _missing_marks(getattr(out, "encoding", None) or "utf-8"):
         text = text.replace(mark, plain)
     return text
 
 
-def is_unicode_stream(out: IO[str]) -> bool:
-    """Whether every character can be written there as it is."""
-    return (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
+@cache
+def _missing_marks(encoding: str) -> list[tuple[str, str]]:
+    """Those of `ASCII_MARKS` that the encoding lacks."""
+    return [pair for pair in ASCII_MARKS if b"?" in pair[0].encode(encoding, "replace")]
 
 
 class PipeConsole(Console):
@@ -46,10 +48,8 @@ class PipeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Called by rich for whatever is shown, and for its parts."""
-        segments = super().render(renderable, options)
-        if is_unicode_stream(self.file):
-            return segments
-        return (Segment(in_ascii(text), style, control) for text, style, control in segments)
+        for text, style, control in super().render(renderable, options):
+            yield Segment(in_marks_of(self.file, text), style, control)
 
 
 class Aside:
@@ -145,7 +145,8 @@ class _Kept(io.TextIOBase):
     def leave(self) -> None:
         """Close what is open, whatever came of it."""
         if self._device is not None:
-            self._attempt(self._device.close)
+            with suppress(OSError):  # was told before
+                self._device.close()
 
     def _open(self) -> None:
         self._device = open_text(self._path, "w")
@@ -185,7 +186,7 @@ def each(*steps: Callable[[], None]) -> None:
 
 def write_markdown(text: str, out: IO[str]) -> None:
     """Tables with the marks that the stream has."""
-    out.write(text if is_unicode_stream(out) else in_ascii(text))
+    out.write(in_marks_of(out, text))
 
 
 def table_console(out: IO[str]) -> PipeConsole:

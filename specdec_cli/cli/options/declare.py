@@ -22,6 +22,7 @@ order of fields; a subclass that declares a field again leaves it in its place.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
@@ -34,6 +35,7 @@ import typer
 from typer.core import TyperCommand
 
 from specdec_cli.errors import UsageError
+from specdec_cli.settings import is_unicode
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,6 +47,18 @@ MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Ou
 def option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
     """An option that takes a value, by its names, and the panel of `--help` that shows it."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def in_utf8(value: Any) -> Any:
+    """Typed text, for an option's `callback`: in a locale without UTF-8, Python kept its bytes aside (PEP 383)."""
+    if isinstance(value, (list, tuple)):
+        return [in_utf8(each) for each in value]
+    if not isinstance(value, str) or is_unicode(value):
+        return value
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeError:  # it is none, and is refused where it is read
+        return value
 
 
 def flag(*names: str, help: str, panel: str | None = None) -> Any:

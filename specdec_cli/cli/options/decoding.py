@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated
 
-from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, option, refuse_given
+from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, in_utf8, option, refuse_given
 from specdec_cli.cli.options.models import ModelChoice
 from specdec_cli.drafters.spec import MODEL
 from specdec_cli.errors import UsageError
@@ -110,5 +110,7 @@ class SpeculationOptions:
 class ConversationOptions:
     """What surrounds a prompt when a model reads it."""
 
-    system: Annotated[str | None, option("--system", help="System message of every conversation.")] = None
+    system: Annotated[
+        str | None, option("--system", callback=in_utf8, help="System message of every conversation.")
+    ] = None
     raw: Annotated[bool, flag("--raw", help="Send prompts as they are, without the chat template.")] = False
