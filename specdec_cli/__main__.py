@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 
-from specdec_cli.errors import INTERRUPTED, SpecdecError
+from specdec_cli import streams
+from specdec_cli.errors import INTERRUPTED, TERMINATED, SpecdecError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,10 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = " ".join(error.format_message().replace(" Value error,", "").split())  # pydantic's words
         return _fail(message + hint, error.exit_code) if message else error.exit_code
     except OSError as error:  # a full disk, say
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", 1)
+        return _fail_at(error)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+    except SystemExit:  # Typer's way of telling that the reader of its help has left
+        streams.leave_stdout()
+        return 0
     return code if isinstance(code, int) else 0
 
 
@@ -52,9 +56,46 @@ def _fail(message: str, exit_code: int) -> int:
     return exit_code
 
 
+def _fail_at(error: OSError) -> int:
+    """Where it was, and what."""
+    where = f"{error.filename}: " if error.filename else ""
+    return _fail(f"{where}{error.strerror or error}", 1)
+
+
+class _Termination:
+    """SIGTERM as Ctrl-C: a command that is interrupted writes what it has. Then only the exit code differs."""
+
+    def __init__(self) -> None:
+        self.came = False
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller has it ignored
+            signal.signal(signal.SIGTERM, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 def run() -> None:
     """The console script."""
-    sys.exit(main())
+    termination = _Termination()
+    streams.prepare()
+    try:
+        code = _flushed(main())
+    except KeyboardInterrupt:  # once more, while the first was told
+        code = INTERRUPTED
+    sys.exit(TERMINATED if termination.came and code == INTERRUPTED else code)
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once stdout has everything: Python would flush it at exit, and fail with a traceback."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        streams.leave_stdout()
+    except OSError as error:
+        streams.leave_stdout()
+        return code or _fail_at(error)
+    return code
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import typer
 from specdec_cli import __version__
 from specdec_cli.cli.bench import bench
 from specdec_cli.cli.generate import generate
-from specdec_cli.cli.options.declare import flat
+from specdec_cli.cli.options.declare import Subcommand, flat
 from specdec_cli.cli.pair_check import pair_check
 from specdec_cli.cli.predict import predict
 from specdec_cli.cli.presets import presets
@@ -48,7 +48,7 @@ def _root(
 
 
 def _add(command: Callable[[Any], int], name: str, example: str) -> None:
-    app.command(name, epilog=f"Example: specdec {name} {example}")(flat(command))
+    app.command(name, cls=Subcommand, epilog=f"Example: specdec {name} {example}")(flat(command))
 
 
 _add(generate, "generate", '"def fibonacci(n):" --max-new-tokens 64 --show-draft')

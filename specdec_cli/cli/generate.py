@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec_cli.cli.options.declare import OUTPUT, flag, option
+from specdec_cli.cli.options.declare import OUTPUT, flag, in_utf8, option
 from specdec_cli.cli.options.decoding import (
     ConversationOptions,
     SamplingOptions,
@@ -23,7 +23,7 @@ from specdec_cli.cli.options.models import ModelChoice, OneDraft, RunningOptions
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
 from specdec_cli.cli.running import reader_may_leave, silence_libraries
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import GenerationSettings
+from specdec_cli.settings import NO_DRAFT, GenerationSettings
 
 if TYPE_CHECKING:
     from specdec_cli.prompts import Prompt
@@ -41,7 +41,9 @@ class TextFormat(StrEnum):
 class GenerateOptions:
     """Everything that `specdec generate` takes."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads it from a pipe.")] = None
+    prompt: Annotated[
+        str | None, typer.Argument(callback=in_utf8, help="The prompt; '-' or nothing reads it from a pipe.")
+    ] = None
     prompts: Annotated[
         str | None,
         option(
@@ -60,7 +62,8 @@ class GenerateOptions:
         GenerationSettings.max_new_tokens
     )
     stop: Annotated[
-        list[str] | None, option("--stop", help="Text that ends the output and is cut off; repeatable.")
+        list[str] | None,
+        option("--stop", callback=in_utf8, help="Text that ends the output and is cut off; repeatable."),
     ] = None
     ignore_eos: Annotated[
         bool, flag("--ignore-eos", help="Run on past the model's end token, to the length limit.")
@@ -97,6 +100,8 @@ def generate(options: GenerateOptions) -> int:
             f"--show-draft marks text, and --format {options.output_format.value} tells the same as 'provenance': "
             "leave it out"
         )
+    if options.show_draft and models.kinds == {NO_DRAFT}:
+        raise UsageError(f"--show-draft marks drafted text, and --draft {NO_DRAFT} drafts none: leave it out")
     prompts = _prompts(options.prompt, options.prompts)
     silence_libraries(options.output.quiet)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from specdec_cli.errors import InterruptedByUser
+from specdec_cli.streams import leave_stdout
 
 T = TypeVar("T")
 
@@ -25,8 +26,5 @@ def reader_may_leave(run: Callable[[T], int], request: T) -> int:
     except KeyboardInterrupt as error:  # Typer would end with 130, but silently
         raise InterruptedByUser("interrupted") from error
     except BrokenPipeError:
-        # Whatever is still buffered has nowhere to go, and Python would complain about that when it exits.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.dup2(nowhere, sys.stderr.fileno())
+        leave_stdout()
         return 0

@@ -67,8 +67,11 @@ def sweep_k(options: SweepOptions) -> int:
         check_plot(plot, "--plot")
     if export is not None:
         _require_form(export, models)
-        if options.output_format is ReportFormat.jsonl and options.output.output is None:
-            raise UsageError("--export and --format jsonl both write to stdout: add --output FILE for the lines")
+        if options.output_format is not ReportFormat.table and options.output.output is None:
+            raise UsageError(
+                f"--export and --format {options.output_format.value} both write to stdout: add --output FILE for the "
+                "measurement, or leave one out"
+            )
     return measure(options, models, settings, sweep=True, plot=plot, export=export)
 
 

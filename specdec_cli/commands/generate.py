@@ -20,7 +20,7 @@ from specdec_cli.measurement.metrics import add_up
 from specdec_cli.prompts import Prompt
 from specdec_cli.quantities import counted
 from specdec_cli.reports.answers import AnswerWriter, answers_to
-from specdec_cli.reports.console import Aside, PipeConsole
+from specdec_cli.reports.console import Aside
 from specdec_cli.reports.export import document
 from specdec_cli.reports.stream import TextPrinter, legend
 from specdec_cli.reports.tables import generation_summary
@@ -99,7 +99,7 @@ def run(request: GenerateRequest) -> int:
 
     with answers_to(request.output, request.output_format, request.trace) as writer:
         if request.show_draft and request.output_format == "text":
-            aside.show(legend(PipeConsole(file=writer.text)))
+            aside.show(legend(writer.text))
         interrupted, failure = _answer_all(request, pair, drafter, writer, aside)
 
     if graphs := recorded([pair]):
@@ -147,6 +147,10 @@ def _answer_all(
             if interrupted:
                 aside("interrupted: this is what there was")
                 return True, None
+    except KeyboardInterrupt:  # between two answers
+        if not writer.records:
+            raise
+        return True, None
     except SpecdecError as error:
         if not writer.records:
             raise

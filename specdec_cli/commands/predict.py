@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.prediction import MOST_ROUNDS, PLOTTED_ROUNDS, Costs, Estimate, curves, predictions
-from specdec_cli.reports.console import output, table_console
+from specdec_cli.reports.console import each, output, table_console, write_markdown
 from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.predict import headline, predict_report, rows, short_rows
 from specdec_cli.reports.rows import to_csv, to_markdown
@@ -60,15 +60,19 @@ def run(request: PredictRequest) -> int:
         estimate=request.estimate.record() if request.estimate else None,
         results=predictions(request.alpha, request.costs, request.ks, request.simulated_rounds, rng),
     )
-    if request.plot is not None:
-        from specdec_cli.reports.plots import plot_theory
-
-        simulated = request.simulated_rounds > 0
-        tokens, speedups = curves(request.alpha, request.costs, request.ks, simulated, rng)
-        note = f"; {PLOTTED_ROUNDS:,} rounds simulated a point, seed {request.seed}" if simulated else ""
-        plot_theory(tokens, speedups, request.plot, alpha=request.alpha, costs=headline(record) + note)
-    _show(request, record)
+    each(lambda: _show(request, record), lambda: _plot(request, record, rng))
     return 0
+
+
+def _plot(request: PredictRequest, record: dict[str, Any], rng: random.Random) -> None:
+    if request.plot is None:
+        return
+    from specdec_cli.reports.plots import plot_theory
+
+    simulated = request.simulated_rounds > 0
+    tokens, speedups = curves(request.alpha, request.costs, request.ks, simulated, rng)
+    note = f"; {PLOTTED_ROUNDS:,} rounds simulated a point, seed {request.seed}" if simulated else ""
+    plot_theory(tokens, speedups, request.plot, alpha=request.alpha, costs=headline(record) + note)
 
 
 def _settings(request: PredictRequest) -> dict[str, object]:
@@ -94,7 +98,7 @@ def _show(request: PredictRequest, record: dict[str, Any]) -> None:
         elif request.output_format == "csv":
             out.write(to_csv(rows(record)))
         elif request.output_format == "markdown":
-            out.write(to_markdown(short_rows(record)))
+            write_markdown(to_markdown(short_rows(record)), out)
         else:
             table_console(out).print(predict_report(record))
         out.flush()

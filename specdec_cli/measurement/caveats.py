@@ -23,8 +23,8 @@ class Caveat:
     """Something that makes the figures less trustworthy.
 
     Attributes:
-        kind: first_run_slow, outliers, disturbed, drift, few_answers, nothing_drafted, few_tokens, shared_cores, threads
-            or interrupted.
+        kind: first_run_slow, outliers, disturbed, drift, few_answers, nothing_drafted, few_tokens, shared_cores,
+            threads or interrupted.
         detail: what was seen.
         remedy: what to do about it.
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from specdec_cli.reports.console import output
-from specdec_cli.reports.export import to_json
+from specdec_cli.reports.export import LineFile, to_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,7 +36,7 @@ class AnswerWriter:
         records: of the answers so far.
     """
 
-    def __init__(self, out: TextIO, output_format: str, trace: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO, output_format: str, trace: LineFile | None = None) -> None:
         self.text = out if output_format == "text" else cast(TextIO, _Nowhere())
         self.records: list[dict[str, Any]] = []
         self._out = out
@@ -51,8 +51,7 @@ class AnswerWriter:
     def add_round(self, where: Mapping[str, int], step: DataclassInstance) -> None:
         """A round of it, and which one that is."""
         if self._trace is not None:
-            self._trace.write(to_json({**where, **asdict(step)}) + "\n")
-            self._trace.flush()
+            self._trace.write(to_json({**where, **asdict(step)}))
 
     def add(self, record: dict[str, Any]) -> None:
         """The answer is there."""
@@ -72,8 +71,8 @@ class AnswerWriter:
 def answers_to(path: Path | None, output_format: str, trace: Path | None) -> Iterator[AnswerWriter]:
     """A writer to a file, which appears when it is complete, or to stdout; and to the file of --trace."""
     with ExitStack() as files:
+        rounds = files.enter_context(closing(LineFile(trace))) if trace else None  # closed last: it may have failed
         out = files.enter_context(output(path))
-        rounds = files.enter_context(trace.open("w", encoding="utf-8")) if trace else None
         writer = AnswerWriter(out, output_format, rounds)
         yield writer
         writer.finish()

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, TextIO, cast
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
-from specdec_cli.reports.export import whole_file
+from specdec_cli.reports.export import is_device, whole_file
+from specdec_cli.streams import leave_stdout, open_text
 
 PLAIN_WIDTH = 100  # of tables in a file
+# What stands for a mark of ours where the encoding lacks it: as wide, so that columns stay.
+ASCII_MARKS = ((" ± ", "+/-"), ("°", "^"), ("→", ">"), (", …", "..."), ("…", "."), ("‹", "<"), ("›", ">"))
+
+
+def in_marks_of(out: IO[str], text: str) -> str:
+    """A text with the marks that a stream can write."""
+    for mark, plain in _missing_marks(getattr(out, "encoding", None) or "utf-8"):
+        text = text.replace(mark, plain)
+    return text
+
+
+@cache
+def _missing_marks(encoding: str) -> list[tuple[str, str]]:
+    """Those of `ASCII_MARKS` that the encoding lacks."""
+    return [pair for pair in ASCII_MARKS if b"?" in pair[0].encode(encoding, "replace")]
 
 
 class PipeConsole(Console):
-    """A console whose reader may leave: the BrokenPipeError goes on, where rich would end the process with code 1."""
+    """A console whose reader may leave, and whose encoding may be any.
+
+    The BrokenPipeError goes on, where rich would end the process with code 1. Marks become ASCII where rules do.
+    """
 
     def on_broken_pipe(self) -> None:
         """Called by rich while it handles the error."""
         raise
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Called by rich for whatever is shown, and for its parts."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(in_marks_of(self.file, text), style, control)
 
 
 class Aside:
@@ -65,12 +92,101 @@ class Aside:
 
 @contextmanager
 def output(path: Path | None) -> Iterator[TextIO]:
-    """The file of --output, which appears when it is complete; stdout without one."""
+    """The file of --output, which appears when it is complete; stdout without one, or where it cannot be written.
+
+    Raises:
+        OSError: the file cannot be written; names it. Stdout has what was to go there.
+    """
     if path is None:
         yield sys.stdout
         return
-    with whole_file(path) as file:
-        yield file
+    kept = _Kept(path)
+    try:
+        yield cast(TextIO, kept)
+        kept.deliver()
+    finally:
+        kept.leave()
+
+
+class _Kept(io.TextIOBase):
+    """Text on its way to a file, kept until it has arrived; a device or a pipe gets it at once."""
+
+    encoding = "utf-8"  # of the file
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._text: list[str] = []
+        self._failure: OSError | None = None
+        self._device: TextIO | None = None
+        if is_device(path):
+            self._attempt(self._open)
+
+    def write(self, text: str) -> int:
+        self._text.append(text)
+        if self._device is not None:
+            device = self._device
+            self._attempt(lambda: device.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        if self._device is not None:
+            self._attempt(self._device.flush)
+
+    def deliver(self) -> None:
+        """It is complete."""
+        self.flush()
+        if self._device is None and self._failure is None:
+            self._attempt(self._write)
+        if self._failure is not None:
+            sys.stdout.writelines(self._text)
+            sys.stdout.flush()
+            raise self._failure
+
+    def leave(self) -> None:
+        """Close what is open, whatever came of it."""
+        if self._device is not None:
+            with suppress(OSError):  # was told before
+                self._device.close()
+
+    def _open(self) -> None:
+        self._device = open_text(self._path, "w")
+
+    def _write(self) -> None:
+        with whole_file(self._path) as file:
+            file.writelines(self._text)
+
+    def _attempt(self, step: Callable[[], object]) -> None:
+        if self._failure is not None:
+            return
+        try:
+            step()
+        except BrokenPipeError:  # the reader of a pipe has left: that is no failure
+            raise
+        except OSError as error:
+            self._failure = error
+
+
+def each(*steps: Callable[[], None]) -> None:
+    """Take every step, though one before it failed to write what it should; a reader who leaves is no failure.
+
+    Raises:
+        OSError: of the first that failed.
+    """
+    failure: OSError | None = None
+    for step in steps:
+        try:
+            step()
+        except BrokenPipeError:
+            leave_stdout()
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def write_markdown(text: str, out: IO[str]) -> None:
+    """Tables with the marks that the stream has."""
+    out.write(in_marks_of(out, text))
 
 
 def table_console(out: IO[str]) -> PipeConsole:

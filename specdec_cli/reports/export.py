@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from specdec_cli import __version__
 from specdec_cli.errors import UsageError
+from specdec_cli.streams import open_bytes, open_text
 
 SCHEMA = 1
 
@@ -52,21 +53,74 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path} cannot be written: choose another place")
 
 
+def is_device(path: Path) -> bool:
+    """What is there and no file (/dev/null, a named pipe): written to as it is, never replaced."""
+    return path.exists() and not path.is_file()
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
     """A file that appears under its name when it is complete, and not at all if writing it fails.
 
-    What is there and no file (/dev/null, a named pipe) is written to as it is.
+    Raises:
+        OSError: it cannot be written; names the path.
     """
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as device:
-            yield device
+    with _in_place(path) as place, open_text(place, "w", called=path) as file:
+        yield file
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The same for bytes that are there already."""
+    with _in_place(path) as place, open_bytes(place, "w", called=path) as file:
+        file.write(content)
+
+
+@contextmanager
+def _in_place(path: Path) -> Iterator[Path]:
+    """Where to write what `path` is to hold."""
+    if is_device(path):
+        yield path
         return
-    path = path.resolve()  # a link stays a link
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    place = path.resolve()  # a link stays a link
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, path)
+        yield partial
+        os.replace(partial, place)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been there
+            partial.unlink()
+
+
+class LineFile:
+    """A file of lines that are written as they come. Where that fails, work goes on without it, and `close` says so.
+
+    Args:
+        path: where they go.
+        mode: "w" anew, "a" behind what is there.
+    """
+
+    def __init__(self, path: Path, mode: str = "w") -> None:
+        self._file = open_text(path, mode)
+        self._failure: OSError | None = None
+
+    def write(self, line: str) -> None:
+        """Add a line, and see to it that it arrives."""
+        if self._failure is None:
+            self._attempt(lambda: self._file.write(line + "\n"))
+            self._attempt(self._file.flush)
+
+    def close(self) -> None:
+        """The last line was written.
+
+        Raises:
+            OSError: a line could not be written; names the file.
+        """
+        self._attempt(self._file.close)
+        if self._failure is not None:
+            raise self._failure
+
+    def _attempt(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except OSError as error:
+            self._failure = self._failure or error

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.reports.export import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -348,7 +349,7 @@ def _figure(path: Path, width: float, height: float, title: str, subtitle: str) 
         drawn = io.BytesIO()
         kind = path.suffix.lower().removeprefix(".")
         figure.savefig(drawn, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-    path.write_bytes(drawn.getvalue())
+    write_whole(path, drawn.getvalue())
 
 
 def _short(name: str, length: int = 40) -> str:

@@ -53,7 +53,7 @@ def _headings(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def _cells(r: dict[str, Any]) -> list[str]:
     run = r["simulated"]
-    simulated = [f"{run['tokens_per_round']:.3f} ±{run['standard_error']:.3f}", f"{run['alpha']:.3f}"] if run else []
+    simulated = [f"{run['tokens_per_round']:.3f} ± {run['standard_error']:.3f}", f"{run['alpha']:.3f}"] if run else []
     predicted = r["predicted"]
     return [
         str(r["k"]),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.reports.export import to_json, whole_file
+from specdec_cli.reports.export import LineFile, to_json, whole_file
 
 # What may differ between a session and the one that resumes it: the prompts that are measured, and how many.
 MAY_DIFFER = ("limit",)
@@ -82,15 +83,42 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 class RunsFile:
-    """Writes lines and flushes each."""
+    """Writes lines, each of which arrives at once.
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    Args:
+        path: the file; None for stdout.
+        mode: "w" anew, "a" behind what is there.
+        keep: what a file could not take goes to stdout in the end.
+    """
+
+    def __init__(self, path: Path | None, mode: str = "w", keep: bool = False) -> None:
+        self._file = None if path is None else LineFile(path, mode)
+        self._kept: list[str] | None = [] if keep else None
 
     def write(self, kind: str, record: dict[str, Any]) -> None:
         """Add one line."""
-        self._file.write(to_json({"kind": kind, **record}) + "\n")
-        self._file.flush()
+        line = to_json({"kind": kind, **record})
+        if self._file is None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+            return
+        self._file.write(line)
+        if self._kept is not None:
+            self._kept.append(line)
+
+    def close(self) -> None:
+        """The last line was written.
+
+        Raises:
+            OSError: the file could not take it all; names it.
+        """
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        except OSError:
+            sys.stdout.writelines(line + "\n" for line in self._kept or [])
+            raise
 
 
 def keep_runs(path: Path) -> None:

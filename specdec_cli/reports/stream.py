@@ -23,7 +23,7 @@ class TextPrinter:
 
     Args:
         out: where to.
-        show_draft: colour by provenance; without colours, accepted text stands between ‹ and ›.
+        show_draft: colour by provenance; without colours, accepted text stands between marks.
 
     Attributes:
         text: everything pushed so far.
@@ -36,6 +36,7 @@ class TextPrinter:
         self._waiting: deque[tuple[str, str]] = deque()
         self._shown = 0
         self._open = False
+        self._marks = _marks(out)
 
     def push(self, text: str, provenance: str) -> None:
         """Take a token's text."""
@@ -80,7 +81,7 @@ class TextPrinter:
 
     def _mark(self, accepted: bool) -> None:
         if self._console is not None and accepted != self._open and not _has_colour(self._console):
-            self._out.write("‹" if accepted else "›")
+            self._out.write(self._marks[not accepted])
             self._open = accepted
 
 
@@ -88,9 +89,20 @@ def _has_colour(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
 
-def legend(console: Console) -> Text:
-    """What the colours, or the marks without colours, stand for."""
-    if _has_colour(console):
+def _marks(out: TextIO) -> tuple[str, str]:
+    """What stands before and behind accepted text, in the characters that the stream has."""
+    marks = "‹›"
+    try:
+        marks.encode(getattr(out, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        marks = "<>"
+    return marks[0], marks[1]
+
+
+def legend(out: TextIO) -> Text:
+    """What the colours on this stream, or the marks without colours, stand for."""
+    if _has_colour(Console(file=out)):
         parts = [Text(label, style=STYLES[kind]) for kind, label in LEGEND]
         return Text(", ").join(parts)
-    return Text("‹accepted from the draft›, the target's own outside")
+    before, behind = _marks(out)
+    return Text(f"{before}accepted from the draft{behind}, the target's own outside")

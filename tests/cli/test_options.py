@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from running import Specdec
 
+from specdec_cli.cli import app
 from specdec_cli.cli.bench import BenchOptions
 from specdec_cli.cli.options.declare import InPanel, flag, flat, option, refuse_given
 from specdec_cli.cli.options.models import DraftQuantize, Dtype, LoadingOptions, Quantize
@@ -147,3 +149,65 @@ def test_values_offered_are_those_that_settings_take() -> None:
 
 def test_sweep_k_takes_what_bench_takes_in_the_same_places() -> None:
     assert [field.name for field in fields(SweepOptions)] == [field.name for field in fields(BenchOptions)]
+
+
+# Given twice, or heeded by nothing
+
+
+def options_taking_one_value() -> list[tuple[str, str]]:
+    """Every such option of every subcommand, by its longest name; and those flags that have a contrary."""
+    found = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            if parameter.param_type_name != "option" or parameter.multiple:
+                continue
+            if not parameter.is_flag or parameter.secondary_opts:
+                found.append((name, max(parameter.opts, key=len)))
+    return found
+
+
+@pytest.mark.parametrize(("command", "name"), options_taking_one_value())
+def test_an_option_of_one_value_is_refused_twice(specdec: Specdec, command: str, name: str) -> None:
+    words = [name, "--no-ignore-eos"] if name == "--ignore-eos" else [name, "1", f"{name}=2"]
+    code, out, err = specdec(command, *words)
+    assert (code, out, err) == (2, "", f"specdec: {name} is given twice, and takes one value: choose one\n")
+
+
+def test_short_and_long_name_are_one_option(specdec: Specdec) -> None:
+    code, _, err = specdec("generate", "x", "-n", "4", "-n5", "--max-new-tokens", "6")
+    assert (code, err) == (2, "specdec: --max-new-tokens is given 3 times, and takes one value: choose one\n")
+
+
+def test_a_flag_may_be_said_twice(specdec: Specdec) -> None:
+    """As an alias and a script may both do."""
+    code, _, err = specdec("generate", "x", "-q", "--quiet", "--target", "nowhere")
+    assert (code, err.startswith("specdec: --draft is missing")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("generate x -d none --k 4", "--k is how much is drafted, and --draft none drafts nothing: leave it out"),
+        ("generate x -d none --k auto", "--k is how much is drafted, and --draft none drafts nothing: leave it out"),
+        (
+            "generate x -d none --show-draft",
+            "--show-draft marks drafted text, and --draft none drafts none: leave it out",
+        ),
+        ("generate x -d none --draft-stop 0.5", "--draft-stop is for a draft with probabilities"),
+        ("sweep-k --export vllm --format json", "--export and --format json both write to stdout: add --output FILE"),
+        ("sweep-k --export vllm --format csv", "--export and --format csv both write to stdout: add --output FILE"),
+        ("predict --alpha 0.8 --cost 0.1 --seed 3", "--seed is of the simulation: add --simulate, or leave it out"),
+        (
+            "predict --alpha 0.8 --target-params 70B --draft-params 1B --flops 1P --bandwidth 30",
+            "--bandwidth must be bytes a second with their unit, such as 3.35TB/s or 3350GB/s, not '30'",
+        ),
+        (
+            "predict --alpha 0.8 --target-params 70 --draft-params 1B --flops 1P --bandwidth 30GB/s",
+            "--target-params must be a number of parameters, such as 70B or 135M, not '70'",
+        ),
+    ],
+)
+def test_what_nothing_heeds_is_refused(specdec: Specdec, words: str, message: str) -> None:
+    code, out, err = specdec(*words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"specdec: {message}")

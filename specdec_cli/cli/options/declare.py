@@ -22,6 +22,8 @@ order of fields; a subclass that declares a field again leaves it in its place.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -30,8 +32,10 @@ from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from specdec_cli.errors import UsageError
+from specdec_cli.settings import is_unicode
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,6 +47,18 @@ MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Ou
 def option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
     """An option that takes a value, by its names, and the panel of `--help` that shows it."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def in_utf8(value: Any) -> Any:
+    """Typed text, for an option's `callback`: in a locale without UTF-8, Python kept its bytes aside (PEP 383)."""
+    if isinstance(value, (list, tuple)):
+        return [in_utf8(each) for each in value]
+    if not isinstance(value, str) or is_unicode(value):
+        return value
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeError:  # it is none, and is refused where it is read
+        return value
 
 
 def flag(*names: str, help: str, panel: str | None = None) -> Any:
@@ -69,6 +85,21 @@ def flat(command: Callable[[T], int]) -> Callable[..., int]:
     flattened.__signature__ = Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flattened
+
+
+class Subcommand(TyperCommand):
+    """A subcommand that refuses an option given twice, of which the last alone would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Called by Typer with the words behind the subcommand's name."""
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter, times in Counter(given).items():
+            # A flag may be said twice, unless it has a contrary.
+            harmless = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+            if times > 1 and not harmless and not getattr(parameter, "multiple", False):
+                often = "twice" if times == 2 else f"{times} times"
+                raise UsageError(f"{parameter.opts[0]} is given {often}, and takes one value: choose one")
+        return super().parse_args(ctx, args)
 
 
 def refuse_given(options: DataclassInstance, names: tuple[str, ...], why: str) -> None:

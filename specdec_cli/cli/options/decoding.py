@@ -6,11 +6,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated
 
-from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, option, refuse_given
+from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, in_utf8, option, refuse_given
 from specdec_cli.cli.options.models import ModelChoice
 from specdec_cli.drafters.spec import MODEL
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import K_RULES, GenerationSettings, KChoice, SamplingSettings
+from specdec_cli.settings import K_RULES, NO_DRAFT, GenerationSettings, KChoice, SamplingSettings
 
 Temperature = Annotated[float, option("--temperature", panel=SAMPLING, help="0 is greedy.")]
 
@@ -95,6 +95,8 @@ class SpeculationOptions:
         Raises:
             UsageError: there is something.
         """
+        if models.kinds == {NO_DRAFT}:
+            refuse_given(self, ("k",), f"is how much is drafted, and --draft {NO_DRAFT} drafts nothing: leave it out")
         if models.kinds.isdisjoint((MODEL, "early-exit")):
             refuse_given(
                 self,
@@ -108,5 +110,7 @@ class SpeculationOptions:
 class ConversationOptions:
     """What surrounds a prompt when a model reads it."""
 
-    system: Annotated[str | None, option("--system", help="System message of every conversation.")] = None
+    system: Annotated[
+        str | None, option("--system", callback=in_utf8, help="System message of every conversation.")
+    ] = None
     raw: Annotated[bool, flag("--raw", help="Send prompts as they are, without the chat template.")] = False

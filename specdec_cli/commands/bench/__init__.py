@@ -6,11 +6,10 @@ plan, the measuring, the lines of --resume and jsonl, the document, and what is 
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 
 from specdec_cli.commands.bench.document import document_of, head_of
-from specdec_cli.commands.bench.exporting import check_export, exported
+from specdec_cli.commands.bench.exporting import check_export, tell_export
 from specdec_cli.commands.bench.lines import Lines, known_runs
 from specdec_cli.commands.bench.measuring import measure, warm_up
 from specdec_cli.commands.bench.plan import make_plan
@@ -19,7 +18,7 @@ from specdec_cli.commands.bench.telling import plot, tell, tell_plan
 from specdec_cli.errors import InterruptedByUser
 from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.outcome import exit_code
-from specdec_cli.reports.console import Aside
+from specdec_cli.reports.console import Aside, each
 from specdec_cli.runtime.pairs.pair import load_pairs, recorded
 
 __all__ = ["BenchRequest", "run"]
@@ -52,15 +51,14 @@ def run(request: BenchRequest) -> int:
 
         document = document_of(plan, session, head, others, aside)
         lines.add_results(document["results"])
-        if request.output_format != "jsonl":
-            tell(request, document, aside)
+        each(
+            lambda: tell(request, document, aside),
+            lambda: tell_export(request, pairs, document),
+            lambda: plot(request, document, aside),
+        )
         if graphs := recorded(pairs):
             aside(graphs)
 
-    if request.plot is not None:
-        plot(request, document, aside)
-    if request.export is not None and document["recommendation"]:
-        sys.stdout.write(exported(request, pairs, document))
     return exit_code(
         document,
         interrupted=session.interrupted,

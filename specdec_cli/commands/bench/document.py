@@ -49,6 +49,7 @@ def document_of(
     mark_best(results)
     if plan.request.check_distribution and not session.interrupted:
         _check_distributions(plan, session, results, aside)
+    quantisation = _quantisation(plan, session, aside)
     checkpoint = plan.pairs[0].checkpoint
     copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
     taken = contention_of(session.runs)
@@ -77,7 +78,7 @@ def document_of(
         bandwidth=summary.bandwidth(results, checkpoint.step_bytes, copied),
         others_share=None if others is None else others.share,
         warnings=[asdict(caveat) for caveat in found],
-        quantisation=_quantisation(plan, session, aside),
+        quantisation=quantisation,
     )
 
 
@@ -96,12 +97,16 @@ def _quantisation(plan: Plan, session: Session, aside: Aside) -> dict[str, Any] 
     """How far a quantised target is from itself, on what it answered; None where it is not, or that cannot be told."""
     if plan.request.settings.simulated_acceptance is not None or session.interrupted:
         return None
-    whole = load_unquantised(plan.request.target, plan.pairs[0], aside)
-    if whole is None:
+    try:
+        whole = load_unquantised(plan.request.target, plan.pairs[0], aside)
+        if whole is None:
+            return None
+        answers = {run.prompt: run.token_ids for run in plain_runs(session.runs) if run.turn == 1}
+        texts = [(plan.dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
+        return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
+    except KeyboardInterrupt:  # what was measured is worth showing
+        session.interrupted = True
         return None
-    answers = {run.prompt: run.token_ids for run in plain_runs(session.runs) if run.turn == 1}
-    texts = [(plan.dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
-    return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,13 @@ def check_export(request: BenchRequest, pairs: Sequence[Pair]) -> None:
         return
     for (spec, _), pair in zip(request.drafts, pairs, strict=True):
         export(_recommendation(request, spec, pair, k=1, temperature=0.0), request.export)
+
+
+def tell_export(request: BenchRequest, pairs: Sequence[Pair], document: dict[str, Any]) -> None:
+    """Write it to stdout; nothing without --export, and where nothing is recommended."""
+    if request.export is not None and document["recommendation"]:
+        sys.stdout.write(exported(request, pairs, document))
+        sys.stdout.flush()
 
 
 def exported(request: BenchRequest, pairs: Sequence[Pair], document: dict[str, Any]) -> str:

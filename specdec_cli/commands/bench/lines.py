@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any
 
@@ -51,13 +50,11 @@ class Lines:
         session = document(**head)
         if request.resume is not None:
             keep_runs(request.resume)
-            self._files.append(RunsFile(stack.enter_context(request.resume.open("a", encoding="utf-8"))))
+            self._files.append(stack.enter_context(closing(RunsFile(request.resume, "a"))))
             if not request.resume.stat().st_size:
                 self._files[-1].write("session", session)
         if request.output_format == "jsonl":
-            output = request.output
-            out = sys.stdout if output is None else stack.enter_context(output.open("w", encoding="utf-8"))
-            self._files.append(RunsFile(out))
+            self._files.append(stack.enter_context(closing(RunsFile(request.output, keep=True))))
             self._files[-1].write("session", session)
             for run in known:
                 self._files[-1].write("run", asdict(run))

@@ -10,7 +10,7 @@ from specdec_cli.commands.bench.request import BenchRequest
 from specdec_cli.measurement.benchmark import estimate_s
 from specdec_cli.measurement.runs import Run
 from specdec_cli.reports import bench as reports
-from specdec_cli.reports.console import Aside, PipeConsole, output, table_console
+from specdec_cli.reports.console import Aside, PipeConsole, output, table_console, write_markdown
 from specdec_cli.reports.export import to_json
 from specdec_cli.reports.plan import plan_lines
 from specdec_cli.reports.rows import to_csv, to_markdown
@@ -38,7 +38,12 @@ def tell_plan(plan: Plan, warm: Mapping[float, Sequence[Run]], known: int) -> No
 
 
 def tell(request: BenchRequest, document: dict[str, Any], aside: Aside) -> None:
-    """The document to --output or stdout; beside it where an exported configuration has stdout for itself."""
+    """The document to --output or stdout; beside it where an exported configuration has stdout for itself.
+
+    As jsonl it went there line by line.
+    """
+    if request.output_format == "jsonl":
+        return
     if request.export is not None and request.output is None:
         if not request.quiet:
             _write(request, document, aside.console.file)
@@ -48,10 +53,11 @@ def tell(request: BenchRequest, document: dict[str, Any], aside: Aside) -> None:
 
 
 def plot(request: BenchRequest, document: dict[str, Any], aside: Aside) -> None:
-    """The file of --plot."""
+    """The file of --plot; nothing without it."""
+    if request.plot is None:
+        return
     from specdec_cli.reports.plots import plot_sweep
 
-    assert request.plot is not None
     machine = reports.machine(document["environment"])
     plot_sweep(document["results"], request.plot, target=request.target.source, machine=machine)
     aside(f"plot: {request.plot}")
@@ -63,7 +69,7 @@ def _write(request: BenchRequest, document: dict[str, Any], out: IO[str]) -> Non
     elif request.output_format == "csv":
         out.write(to_csv(reports.rows(document)))
     elif request.output_format == "markdown":
-        out.write(to_markdown(reports.short_rows(document)))
+        write_markdown(to_markdown(reports.short_rows(document)), out)
     else:
         console = table_console(out)
         console.print(reports.sweep_report(document) if request.sweep else reports.bench_report(document))

@@ -6,8 +6,6 @@ measuring the pair shows (`probing`). A draft that cannot be checked does not hi
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,10 +15,10 @@ import torch
 from specdec_cli.commands.pair_check.probing import chosen_prompts, probe
 from specdec_cli.commands.pair_check.request import PairCheckRequest
 from specdec_cli.drafters.spec import DraftSpec
-from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError
+from specdec_cli.errors import INTERRUPTED, IncompatiblePairError, OutOfMemoryError, SpecdecError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.prompts import Prompt
-from specdec_cli.reports.console import Aside, PipeConsole, output
+from specdec_cli.reports.console import Aside, PipeConsole, each, output, write_markdown
 from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
 from specdec_cli.runtime.checkpoints.plan import check_options
@@ -62,12 +60,18 @@ def run(request: PairCheckRequest) -> int:
         if settings is not None:
             check_options(settings, "draft")
     target = look_at(request.target, "target", aside)
-    findings = [_check(request, target, spec, settings, prompts, aside) for spec, settings in request.drafts]
+    findings: list[Finding] = []
+    interrupted = False
     try:
-        _write(request, _document(request, device, findings))
-    except BrokenPipeError:  # `| head` has read enough, and still relies on the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return _exit_code(findings)
+        for spec, settings in request.drafts:
+            findings.append(_check(request, target, spec, settings, prompts, aside))
+    except KeyboardInterrupt:
+        if not findings:
+            raise
+        interrupted = True
+        aside("interrupted: this is what there was")
+    each(lambda: _write(request, _document(request, device, findings)))
+    return INTERRUPTED if interrupted else _exit_code(findings)
 
 
 def _check(
@@ -141,7 +145,7 @@ def _write(request: PairCheckRequest, made: dict[str, Any]) -> None:
         if request.output_format == "json":
             out.write(to_json(made, indent=2) + "\n")
         elif request.output_format == "markdown":
-            out.write(pair_markdown(made))
+            write_markdown(pair_markdown(made), out)
         else:
             print_pairs(made, PipeConsole(file=out, highlight=False))
         out.flush()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,33 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_folder() == Path("/home/someone/Library/Caches/specdec")
 
 
+def test_a_cache_that_cannot_be_written_falls_back_to_a_temporary_folder(
+    file: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where the folder should be: nobody, not even root, can write there."""
+    (file.parent / "taken").write_text("", encoding="utf-8")
+    monkeypatch.setenv("SPECDEC_CACHE", str(file.parent / "taken" / "cache"))
+    told: list[str] = []
+    folder = Path(folder_of(str(file), "target", told.append))
+    assert (folder / "config.json").is_file()
+    assert folder.is_relative_to(tempfile.gettempdir())
+    (note,) = (line for line in told if line.startswith("note: "))
+    assert note.startswith(f"note: the cache folder {file.parent}/taken/cache cannot be written (Not a directory)")
+    assert note.endswith("set SPECDEC_CACHE to another")
+    assert folder_of(str(file), "draft", silent) == str(folder)
+    assert converted == ["model.gguf"], "once in a process"
+
+
+def test_a_cache_that_can_only_be_read_serves_what_it_holds(
+    file: Path, cache: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = folder_of(str(file), "target", silent)
+    shutil.rmtree(cache / "gguf" / "hashes")
+    (cache / "gguf" / "hashes").write_text("", encoding="utf-8")  # no hash can be remembered
+    assert folder_of(str(file), "target", silent) == first
+    assert converted == ["model.gguf"]
+
+
 # ---------------------------------------------------------------------------------- what cannot be read
 def line_of(source: Path, exit_code: int = 1, error: type[SpecdecError] = SpecdecError) -> str:
     with pytest.raises(error) as caught:
@@ -328,9 +357,11 @@ def test_without_the_gguf_package(file: Path, cache: Path, monkeypatch: pytest.M
 
 
 def test_a_cache_that_cannot_be_made(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file stands where the cache's folder should be."""
+    """A file stands where the cache's folder should be, and nothing temporary can be made either."""
     (tmp_path / "in the way").touch()
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "in the way" / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "in the way"))
+    conversion._temporary_cache.cache_clear()
     message = line_of(file)
     assert "SPECDEC_CACHE" in message
     assert "download it again" not in message

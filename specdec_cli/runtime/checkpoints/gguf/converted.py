@@ -9,13 +9,15 @@ Nothing is written of a file whose architecture, metadata or tensors cannot all 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +108,10 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
             return folder
         report(f"reading the metadata of {path.name}, once (kept in {folder})")
     with _writable_cache():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        folder, unfinished = _place_for(folder, report)
+    if (folder / "config.json").is_file():
+        unfinished.rmdir()
+        return folder
     try:
         with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
             _convert(file, unfinished, exact) if weights else _convert_metadata(file, unfinished)
@@ -128,6 +132,31 @@ def _converted_folder(file: GgufFile, exact: bool = False) -> Path:
     key = f"{_content_hash(file.paths)[:32]}-v{CONVERSION_VERSION}"
     has_blocks = any(t.kind.name not in STORED_DTYPES for t in file.tensors)
     return cache_folder() / "gguf" / (f"{key}-float32" if exact and has_blocks else key)
+
+
+def _place_for(folder: Path, report: Report) -> tuple[Path, Path]:
+    """A folder of the cache, else of one that lasts as long as this process; and an unfinished one to fill first."""
+
+    def unfinished_beside(folder: Path) -> Path:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+
+    try:
+        return folder, unfinished_beside(folder)
+    except OSError as error:
+        report(
+            f"note: the cache folder {cache_folder()} cannot be written ({error.strerror}): kept in a temporary folder "
+            "for this run alone; set SPECDEC_CACHE to another"
+        )
+    folder = _temporary_cache() / folder.name
+    return folder, unfinished_beside(folder)
+
+
+@cache
+def _temporary_cache() -> Path:
+    folder = tempfile.mkdtemp(prefix="specdec-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @contextmanager
@@ -207,8 +236,12 @@ def _content_hash(paths: tuple[Path, ...]) -> str:
         return remembered.read_text(encoding="ascii")
     with path.open("rb") as file:
         content_hash = hashlib.file_digest(file, "sha256").hexdigest()
-    remembered.parent.mkdir(parents=True, exist_ok=True)
     partial = remembered.with_suffix(f".{os.getpid()}")
-    partial.write_text(content_hash, encoding="ascii")
-    os.replace(partial, remembered)
+    try:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(content_hash, encoding="ascii")
+        os.replace(partial, remembered)
+    except OSError:  # a full disk, or a cache that is only to be read: what is there is of use all the same
+        with suppress(OSError):
+            partial.unlink()
     return content_hash
