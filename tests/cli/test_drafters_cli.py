@@ -12,6 +12,7 @@ import tiny
 from running import Specdec
 
 from specdec_cli.commands import bench as command
+from specdec_cli.commands.bench.exporting import exported
 from specdec_cli.drafters.spec import parse_draft
 from specdec_cli.runtime.pairs.pair import load_pairs
 from specdec_cli.runtime.pairs.peers import transformers_generate
@@ -235,7 +236,7 @@ def test_the_embedded_pair_is_exported_by_its_folders(demo: Any) -> None:
         export="transformers",
     )  # fmt: skip
     best = {"draft": "demo:draft", "k": 2, "temperature": 0.0, "speedup": 1.5}
-    text = command.exported(request, [demo], {"recommendation": [best]})
+    text = exported(request, [demo], {"recommendation": [best]})
     assert "demo:" not in text
     for role in ("target", "draft"):
         assert f"specdec_cli/demo/{role}" in text
@@ -304,10 +305,10 @@ def test_an_option_that_would_do_nothing_is_refused(
     assert message.replace("MODEL", str(folders["draft"])).replace("TARGET", str(folders["target"])) in line
 
 
-def test_what_a_script_keeps_while_it_sweeps_drafts_and_temperatures_is_no_mistake(
+def test_what_a_script_keeps_while_it_sweeps_temperatures_is_no_mistake(
     specdec: Specdec, folders: dict[str, Path]
 ) -> None:
-    options = ("--k", "4", "--top-p", "0.9", "--min-p", "0.1", "--temperature", "0", "-n", "2", "--raw")
+    options = ("--top-p", "0.9", "--min-p", "0.1", "--temperature", "0", "-n", "2", "--raw")
     code, _, err = specdec("generate", "x", "--target", folders["target"], "--draft", "none", *options)
     assert code == 0, err
 
