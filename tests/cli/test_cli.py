@@ -27,7 +27,7 @@ import tiny
 import torch
 import typer
 from ascii_checkpoint import CHARACTERS, END_ID, TEMPLATE, ascii_model, ascii_tokenizer
-from running import Specdec
+from running import Specdec, instead
 
 import specdec_cli
 from specdec_cli.__main__ import main
@@ -225,7 +225,7 @@ def test_every_option_has_help_and_every_command_an_example(specdec: Specdec, na
 def test_the_example_of_generate_works_with_the_embedded_pair(specdec: Specdec) -> None:
     """The one case here that runs the demo pair."""
     example = parsers()["generate"].epilog.removeprefix("Example: specdec ")
-    code, out, err = specdec(*shlex.split(example), "--max-new-tokens", "12")
+    code, out, err = specdec(*instead(shlex.split(example), ("--max-new-tokens", "12")))
     assert code == 0
     assert out.endswith("\n")
     assert "12 tokens in " in err
@@ -339,7 +339,7 @@ def test_a_bad_option_is_one_line_and_leaves_nothing(
     specdec: Specdec, checkpoints: Models, tmp_path: Path, options: list[str], message: str
 ) -> None:
     files = ("--output", "out.txt", "--trace", "trace.jsonl", "--quiet")
-    result = specdec("generate", PROMPT, *checkpoints.pair(), *files, *options)
+    result = specdec("generate", PROMPT, *instead([*checkpoints.pair(), *files], options))
     assert message in refused(result, 2)
     assert list(tmp_path.iterdir()) == []
 

@@ -13,6 +13,7 @@ import torch
 from running import Specdec
 
 from specdec_cli.commands import bench as command
+from specdec_cli.commands.bench.exporting import exported
 from specdec_cli.drafters.base import Context
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.spec import parse_draft
@@ -363,7 +364,7 @@ def test_the_embedded_pair_is_exported_by_its_folders(demo: Any) -> None:
         export="transformers",
     )  # fmt: skip
     best = {"draft": "demo:draft", "k": 2, "temperature": 0.0, "speedup": 1.5}
-    text = command.exported(request, [demo], {"recommendation": [best]})
+    text = exported(request, [demo], {"recommendation": [best]})
     assert "demo:" not in text
     for role in ("target", "draft"):
         assert f"specdec_cli/demo/{role}" in text
@@ -432,10 +433,10 @@ def test_an_option_that_would_do_nothing_is_refused(
     assert message.replace("MODEL", str(folders["draft"])).replace("TARGET", str(folders["target"])) in line
 
 
-def test_what_a_script_keeps_while_it_sweeps_drafts_and_temperatures_is_no_mistake(
+def test_what_a_script_keeps_while_it_sweeps_temperatures_is_no_mistake(
     specdec: Specdec, folders: dict[str, Path]
 ) -> None:
-    options = ("--k", "4", "--top-p", "0.9", "--min-p", "0.1", "--temperature", "0", "-n", "2", "--raw")
+    options = ("--top-p", "0.9", "--min-p", "0.1", "--temperature", "0", "-n", "2", "--raw")
     code, _, err = specdec("generate", "x", "--target", folders["target"], "--draft", "none", *options)
     assert code == 0, err
 

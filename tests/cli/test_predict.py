@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from running import instead
 
 from specdec_cli import theory
 from specdec_cli.prediction import Costs, curves, parse_verify, predictions
@@ -269,18 +270,24 @@ def test_the_plot_has_both_panels(specdec: Specdec, tmp_path: Path) -> None:
         (("--alpha", "0.5", "--cost", "0.1", "--simulate", "10000001"), "--simulate must be 2 to"),
         (("--alpha", "0.5", "--cost", "0.1", "--seed", "-1"), "--seed must be 0 or above"),
         (("--alpha", "0.5", "--target-params", "7B"), "--draft-params, --bandwidth, --flops missing"),
-        ((*ESTIMATE[1:], "--cost", "0.1"), "--cost and --verify are estimated from"),
-        ((*ESTIMATE[1:], "--verify", "1.1"), "--cost and --verify are estimated from"),
-        ((*ESTIMATE[1:], "--bandwidth", "3.35Tb/s"), "--bandwidth must be bytes a second"),
-        ((*ESTIMATE[1:], "--flops", "fast"), "--flops must be operations a second"),
-        ((*ESTIMATE[1:], "--target-params", "0"), "--target-params must be a number of parameters"),
+        (instead(ESTIMATE[1:], ("--cost", "0.1")), "--cost and --verify are estimated from"),
+        (instead(ESTIMATE[1:], ("--verify", "1.1")), "--cost and --verify are estimated from"),
+        (instead(ESTIMATE[1:], ("--bandwidth", "3.35Tb/s")), "--bandwidth must be bytes a second"),
+        (instead(ESTIMATE[1:], ("--flops", "fast")), "--flops must be operations a second"),
+        (instead(ESTIMATE[1:], ("--target-params", "0")), "--target-params must be a number of parameters"),
         (
-            (*ESTIMATE[1:], "--target-params", "1e308"),
+            instead(ESTIMATE[1:], ("--target-params", "1e308")),
             "--target-params with this --bandwidth and --flops gives no time",
         ),
-        ((*ESTIMATE[1:], "--draft-params", "1e308"), "--draft-params with this --bandwidth and --flops gives no time"),
-        ((*ESTIMATE[1:], "--draft-params", "7Q"), "--draft-params must be a number of parameters"),
-        ((*ESTIMATE[1:], "--dtype", "int3"), "Invalid value for '--dtype': 'int3' is not one of 'float32', 'bfloat16'"),
+        (
+            instead(ESTIMATE[1:], ("--draft-params", "1e308")),
+            "--draft-params with this --bandwidth and --flops gives no time",
+        ),
+        (instead(ESTIMATE[1:], ("--draft-params", "7Q")), "--draft-params must be a number of parameters"),
+        (
+            instead(ESTIMATE[1:], ("--dtype", "int3")),
+            "Invalid value for '--dtype': 'int3' is not one of 'float32', 'bfloat16'",
+        ),
         (("--alpha", "0.5", "--cost", "0.1", "--dtype", "int8"), "--dtype is for costs that are estimated from"),
         (("--alpha", "0.5", "--cost", "0.1", "--draft-dtype", "int8"), "--draft-dtype is for costs that are estimated"),
         (("--alpha", "0.5", "--cost", "0.1", "--seed", "3"), "--seed is of the simulation: add --simulate"),
@@ -302,7 +309,7 @@ def test_the_plot_has_both_panels(specdec: Specdec, tmp_path: Path) -> None:
         ((*EXAMPLE[1:], "--output", "no/folder/x"), "--output no/folder/x: the folder no/folder does not exist"),
         ((*EXAMPLE[1:], "--plot", "x.svg", "--output", "./x.svg"), "--output and --plot name the same file"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, (tuple, list)) else "",
 )
 def test_a_bad_option_is_one_line_and_leaves_nothing(
     specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str

@@ -1,7 +1,7 @@
 """Every command of README.md and docs/*.md does what it did when the page was written.
 
-A command is run as it stands, in a folder that holds the files which the pages speak of, with `SHORTER` appended so
-that it ends in a moment. Where a page says `<!-- not run: REASON -->` before a block, its commands are only read, by
+A command is run as it stands, in a folder that holds the files which the pages speak of, with the options of `SHORTER`,
+so that it ends in a moment. Where a page says `<!-- not run: REASON -->` before a block, its commands are only read, by
 their own parsers, so that a misspelled option fails here all the same.
 """
 
@@ -24,14 +24,14 @@ from gguf import GGMLQuantizationType
 from gguf_writer import END_ID, TOKENS, write_gguf
 from packaging.requirements import Requirement
 from pages import PAGES, Command, blocks, commands, name, spans
-from running import ROOT, Specdec, benchmark_script
+from running import ROOT, Specdec, benchmark_script, instead
 
 from specdec_cli.commands import bench, generate, pair_check, predict, presets
 from specdec_cli.measurement import plausibility
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
-# Appended to a command that is run, so that it takes a moment instead of minutes. Nothing else is changed.
+# Set in a command that is run, so that it takes a moment instead of minutes. Nothing else is changed.
 SHORTER = {
     "generate": ("--max-new-tokens", "4"),
     "bench": ("--limit", "1", "--max-new-tokens", "4"),
@@ -115,7 +115,7 @@ def stages(line: str) -> list[tuple[str, list[str]]]:
 def shortened(words: Sequence[str]) -> list[str]:
     """A command with what makes it short."""
     keys = (words[1], *(f"{words[1]} {word}" for word in words[2:]))
-    return [*words, *(extra for key in keys for extra in SHORTER.get(key, ()))]
+    return instead(words, [extra for key in keys for extra in SHORTER.get(key, ())])
 
 
 def run_line(line: str, specdec: Specdec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+SHORT = {"--max-new-tokens": "-n", "--k": "-k"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,6 +25,15 @@ def benchmark_script(name: str) -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules[name]
+
+
+def instead(words: Sequence[Any], change: Sequence[Any]) -> list[Any]:
+    """A command with some options and their values in place of its own: given twice they would be refused."""
+    kept = list(words)
+    for name in change[::2]:
+        for spelling in {name, SHORT.get(name)} & set(kept):
+            del kept[kept.index(spelling) : kept.index(spelling) + 2]
+    return [*kept, *change]
 
 
 Specdec = Callable[..., tuple[int, str, str]]

@@ -196,7 +196,8 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         IncompatiblePairError: an id means two things, or a cache cannot be cut back.
         SpecdecError: one of them cannot be loaded.
     """
-    for draft in drafts:  # what is wrong with an option is told before the target is read
+    check_options(target, "target")  # what is wrong with an option is told before the target is read
+    for draft in drafts:
         if draft is not None:
             check_options(draft, "draft")
     big = load_checkpoint(target, "target", report)
