@@ -153,9 +153,10 @@ class Generation:
 
     def _round(self) -> Step:
         target, clock = self._target, self._clock
-        # Of K + 1 tokens no more than `remaining` can be used, nor more than the target has positions for.
+        # Of K + 1 tokens no more than `remaining` can be used, nor more than the target has positions for, or reads in
+        # one pass.
         positions = target.max_length - len(self._committed)
-        room = min(self._stopping.remaining, positions + 1) - 1
+        room = min(self._stopping.remaining, positions + 1, target.block_limit) - 1
         wanted = self._draft_length.next()
         num_draft_tokens = min(wanted, room)
 

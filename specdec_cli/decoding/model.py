@@ -51,6 +51,15 @@ class ChainModel(Protocol):
 class CachedModel(ChainModel, Protocol):
     """One that also reads trees, as targets do. Implemented by `specdec_cli.runtime.models.transformers_model`."""
 
+    @property
+    def block_limit(self) -> int:
+        """Tokens that the next block may hold and be read in one pass; at least 1.
+
+        Positions may change with the length of the text: a longer block would cost passes over all of it. What of a
+        tree lies deeper is read, and must not be accepted.
+        """
+        ...
+
     def require_trees(self, asked_by: str) -> None:
         """Call it before the first tree, on an empty cache; leaves it empty.
 

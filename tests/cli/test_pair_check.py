@@ -311,6 +311,57 @@ def test_a_context_beyond_the_targets_and_the_remedy(ask: Ask, target: Path, dra
 
 
 # -------------------------------------------------------------------------------------- pairs that cannot
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({"rope_type": "default"}, 64),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "linear", "factor": 2.5}, 160),
+        ({"rope_type": "dynamic", "factor": 4.0}, 256),
+        (
+            {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            | {"original_max_position_embeddings": 16},
+            64,
+        ),
+    ],
+    ids=["default", "yarn", "yarn-extended-already", "linear", "dynamic", "llama3"],
+)
+def test_a_declared_factor_extends_the_context(
+    rope: dict[str, Any], context: int, ask: Ask, specdec: Specdec, tmp_path: Path
+) -> None:
+    """And generate has the same positions: its text ends with the token behind the last of them."""
+    model = tiny.model(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4, **rope})
+    folder = tiny.save(tmp_path / "target", model)
+    code, document = ask(folder, folder)
+    assert code == 0
+    assert named(document, "context")["detail"].startswith(f"target {context}, draft ")
+    assert named(document, "rotary embedding")["detail"].startswith(f"target {rope['rope_type']}")
+    code, out, err = specdec(
+        "generate", "x" * (context - 2), "-t", folder, "-d", "none", "--ignore-eos", "-n", "9", "--format", "json"
+    )
+    assert code == 0
+    assert len(json.loads(out)["token_ids"]) == 3
+    assert f"the context of {context:,} tokens is full" in err
+
+
+def test_frequencies_that_follow_the_length_of_the_text(ask: Ask, tmp_path: Path) -> None:
+    long = tiny.save(tmp_path / "long", tiny.model(rope_parameters=tiny.LONGROPE, max_position_embeddings=128))
+    dynamic = tiny.save(tmp_path / "dynamic", tiny.model(rope_parameters=tiny.DYNAMIC, max_position_embeddings=32))
+    code, document = ask(long, dynamic)
+    assert code == 0
+    check = named(document, "rotary embedding")
+    assert check["status"] == "ok"
+    assert check["detail"] == (
+        "target longrope (rotary frequencies change beyond 32 tokens: there it reads the text anew, once); "
+        "draft dynamic (rotary frequencies change with every token beyond 32 tokens: there it proposes nothing)"
+    )
+    assert named(document, "context")["detail"].startswith("target 128, draft 32; beyond 32 the draft")
+    code, document = ask(dynamic, long)
+    check = named(document, "rotary embedding")
+    assert (check["status"], check["remedy"]) == ("warn", "keep texts within 32 tokens")
+
+
 def test_two_ids_swapped(ask: Ask, target: Path, swapped: Path) -> None:
     """Symptom 2: sizes are equal, and only the maps show it."""
     code, document = ask(target, swapped)

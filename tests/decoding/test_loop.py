@@ -299,7 +299,7 @@ class Generator:
         return None
 
 class Model:
-    vocab_size, max_length = 30, 64
+    vocab_size, max_length, block_limit = 30, 64, 99
     def __init__(self, device):
         self.device, self.length = torch.device(device), 0
         self.table = torch.empty(30, 30, device=device)

@@ -76,6 +76,7 @@ class BagModel:
     """
 
     device = torch.device("cpu")
+    block_limit = 2**31
 
     def __init__(self, vocab_size: int, seed: int, max_length: int = 64, spread: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ END = "<|end|>"
 BYTES = 256
 VOCAB_SIZE = BYTES + 1  # the bytes, and the end token
 WINDOW = 12  # of the sliding-window families
+
+BORDER = 32  # tokens, beyond which the rotary frequencies of these are others
+HALF_DIM = 8  # frequencies of a head
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": BORDER,
+    "factor": 4.0, "short_factor": [1.0] * HALF_DIM, "long_factor": [8.0] * HALF_DIM,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 # Families whose cache can be rolled back, and those that must be refused.
 ROLLABLE = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
@@ -147,7 +156,7 @@ def config(family: str, vocab_size: int = VOCAB_SIZE, **overrides: Any) -> PreTr
         ),
         "lfm2": lambda o: Lfm2Config(**common | {"full_attn_idxs": [1]} | o),
     }
-    made: PreTrainedConfig = makers[family](overrides)
+    made: PreTrainedConfig = makers[family](deepcopy(overrides))  # some write into what they are given
     return made
 
 

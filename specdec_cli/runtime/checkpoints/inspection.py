@@ -34,7 +34,8 @@ from specdec_cli.runtime.checkpoints.hub_files import fetched, only_gguf
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import Report, one_line_errors
 from specdec_cli.runtime.checkpoints.sizes import Sizes, Stored, num_parameters, sizes_of, stored_at
-from specdec_cli.runtime.models.transformers_model import UNLIMITED, TransformersModel
+from specdec_cli.runtime.models import positions
+from specdec_cli.runtime.models.transformers_model import TransformersModel
 
 # What a forward pass without data may raise: code that reads values, and layers that the meta device does not know.
 NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError)
@@ -95,8 +96,7 @@ class Inspection:
     @property
     def max_length(self) -> int | None:
         """Tokens that it has positions for; None without a limit."""
-        limit = getattr(self.text_config, "max_position_embeddings", None) or 0
-        return int(limit) if limit > 0 else None
+        return positions.max_length(self.text_config, self.role)
 
     @property
     def cache_implementation(self) -> str | None:
@@ -289,4 +289,4 @@ def _cache_layer(layer: Any) -> CacheLayer:
 
 def effective_context(inspections: Sequence[Inspection]) -> int:
     """Tokens that all of them have positions for."""
-    return min((i.max_length for i in inspections if i.max_length), default=UNLIMITED)
+    return min((i.max_length for i in inspections if i.max_length), default=positions.UNLIMITED)

@@ -70,6 +70,8 @@ class EarlyExitModel:
 
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
         """Append [n] ids to the early layers' cache; [num_logits, vocab_size] float32 logits after the last of them."""
+        if not self._ahead:
+            self._target.prepare_for(self._target.length + 1)
         logits = self._target.logits_of(self._model, self._part(self._target.cache), token_ids, num_logits)
         self._ahead += token_ids.shape[0]
         return logits

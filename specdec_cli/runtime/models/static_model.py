@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from specdec_cli.decoding.model import Repeater
 from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.caches.static import BufferPool, PooledLayer, StaticPass
+from specdec_cli.runtime.models.positions import follows_length, rope_types
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 
 MASKED = ("sdpa", "eager")  # attention that takes a mask of our own
@@ -144,6 +145,8 @@ def _obstacle(model: Any) -> str:
     """What speaks against static passes before any is made; empty where nothing does."""
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return "it is spread over several devices"
+    if any(follows_length(kind) for kind in rope_types(model.config.get_text_config(decoder=True))):
+        return "its rotary frequencies follow the length of the text"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         return "not all of its layers are full attention"
     attention = model.config.get_text_config(decoder=True)._attn_implementation

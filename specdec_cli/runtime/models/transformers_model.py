@@ -21,9 +21,8 @@ from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.caches.buffered import buffered_cache
 from specdec_cli.runtime.caches.trees import tree_inputs
 from specdec_cli.runtime.layers.cut_head import CutHead
+from specdec_cli.runtime.models.positions import UNLIMITED, max_length
 from specdec_cli.runtime.models.tree_trial import why_no_trees
-
-UNLIMITED = 2**31 - 1
 
 
 class TransformersModel:
@@ -44,7 +43,7 @@ class TransformersModel:
         self.vocab_size = vocab_size
         self._num_rows = int(model.get_input_embeddings().weight.shape[0])
         config = model.config.get_text_config(decoder=True)
-        self.max_length = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
+        self.max_length = max_length(config, role) or UNLIMITED
         self._blocked: Tensor | None = None
         if blocked_ids is not None and len(blocked_ids):
             self._blocked = blocked_ids.to(self.device)
@@ -61,6 +60,11 @@ class TransformersModel:
         self._masks_again = self._cut_head is not None and self._bends_logits(self._cut_head)
 
     @property
+    def block_limit(self) -> int:
+        """Tokens that the next block may hold and be read in one pass: any number."""
+        return UNLIMITED
+
+    @property
     def model(self) -> Any:
         """As transformers made it."""
         return self._model
@@ -72,11 +76,17 @@ class TransformersModel:
 
     def reset(self) -> None:
         """Start with an empty cache."""
-        self._cache = self._empty_cache()
-        self._cache.activate_past_recording()
+        self._start_cache()
         if self._cut_head is not None:
             self._cut_head.forget_prompt()
         self.length = 0
+
+    def prepare_for(self, length: int) -> None:
+        """Make what is cached fit for a text of so many tokens, before a part of the model reads on; it always is."""
+
+    def _start_cache(self) -> None:
+        self._cache = self._empty_cache()
+        self._cache.activate_past_recording()
 
     def _empty_cache(self) -> Any:
         return buffered_cache(self._model.config)

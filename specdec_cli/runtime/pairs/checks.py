@@ -14,7 +14,10 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.checkpoints.inspection import Inspection, effective_context
+from specdec_cli.runtime.models.positions import rope_types
+from specdec_cli.runtime.models.rereading import text_frequencies
 from specdec_cli.runtime.pairs.vocabularies import (
     SHOWN,
     VocabularyComparison,
@@ -304,7 +307,8 @@ def model_checks(sides: Sequence[Inspection], context: int | None) -> list[Check
         for side in sides
         if side.skeleton is not None and side.stored.damage
     ]
-    return [architecture(sides), *damaged[:1], *_reading(sides), roll_back(sides), context_length(sides, context)]
+    files = [architecture(sides), *damaged[:1], *_reading(sides)]
+    return [*files, roll_back(sides), rotary(sides), context_length(sides, context)]
 
 
 def _reading(sides: Sequence[Inspection]) -> list[Check]:
@@ -343,6 +347,25 @@ def roll_back(sides: Sequence[Inspection]) -> Check:
         if side.cache_implementation in ("quantized", "static", "sliding_window"):
             notes.append(f"{side.role}'s generation config asks for a {side.cache_implementation} cache; not used here")
     return Check("roll back", "ok", "; ".join(notes))
+
+
+def rotary(sides: Sequence[Inspection]) -> Check:
+    """How positions turn queries and keys, and whether that follows the length of the text."""
+    notes, slow = [], 0
+    for side in sides:
+        shown = f"{side.role} {' and '.join(rope_types(side.text_config)) or 'none'}"
+        try:
+            frequencies = None if side.skeleton is None else text_frequencies(side.skeleton, side.role)
+        except IncompatiblePairError as error:
+            cause, _, remedy = str(error).rpartition(": ")
+            return Check("rotary embedding", "fail", cause, remedy)
+        if frequencies is not None:
+            shown += f" ({frequencies.note(side.role)})"
+            slow = frequencies.border if frequencies.grow and side.role == "target" else slow
+        notes.append(shown)
+    if slow:
+        return Check("rotary embedding", "warn", "; ".join(notes), f"keep texts within {slow:,} tokens")
+    return Check("rotary embedding", "ok", "; ".join(notes))
 
 
 def context_length(sides: Sequence[Inspection], context: int | None) -> Check:

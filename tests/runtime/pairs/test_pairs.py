@@ -110,6 +110,7 @@ class Recorder:
 
     def __init__(self, model: TransformersModel, misread: Callable[[Tensor], Tensor] = lambda ids: ids) -> None:
         self.device, self.vocab_size, self.max_length = model.device, model.vocab_size, model.max_length
+        self.block_limit = model.block_limit
         self.rows: list[Tensor] = []
         self._model, self._misread = model, misread
 
@@ -241,6 +242,7 @@ class Remembered:
 
     def __init__(self, model: CachedModel) -> None:
         self.device, self.vocab_size, self.max_length = model.device, model.vocab_size, model.max_length
+        self.block_limit = model.block_limit
         self._model = model
         self._rows: dict[tuple[int, ...], Tensor] = {}
         self._ids: list[int] = []
