@@ -49,7 +49,7 @@ wheel: $(VENV)/.installed-test
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable ".[gguf]"
+	$(BIN)/pip install --quiet --editable ".[gguf,plot]"
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

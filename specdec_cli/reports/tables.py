@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def generation_summary(record: dict[str, Any]) -> Text:
-    """One generation in two or three lines."""
+    """One generation in a few lines, none of them longer than a terminal of 80 columns."""
     timings = record["timings"]
     speed = timings["tokens_per_s"]
     head = f"{_count(record['new_tokens'], 'token')} in {_seconds(timings['decode_s'])}"
@@ -25,7 +25,7 @@ def generation_summary(record: dict[str, Any]) -> Text:
         accepted = f"{record['accepted']} of {_count(record['drafted'], 'drafted token')} accepted"
         alpha = "" if record["alpha"] is None else f"; alpha {record['alpha']:.2f} of the {record['judged']:,} judged"
         rounds = f"{_count(record['rounds'], 'round')}, {record['tokens_per_round']:.2f} tokens a round"
-        lines.append(f"{rounds}; {accepted}{alpha}")
+        lines += [rounds, accepted + alpha]
         for name, counts in record.get("sources", {}).items():
             lines.append(
                 f"{name}: {counts['accepted']} of {_count(counts['drafted'], 'token')} accepted in "

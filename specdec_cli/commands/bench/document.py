@@ -39,7 +39,7 @@ def head_of(plan: Plan) -> dict[str, Any]:
 def document_of(
     plan: Plan, session: Session, head: dict[str, Any], others: OtherProcesses | None, aside: Aside
 ) -> dict[str, Any]:
-    """The document of a session, with the checks that are made after it; its keys are listed in the README.
+    """The document of a session, with the checks that are made after it; its keys are listed in docs/scripting.md.
 
     Args:
         others: what other processes took of the cores; None where that does not matter.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
 
+from specdec_cli.errors import UsageError
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint, step_bytes
-from specdec_cli.runtime.checkpoints.gguf.own_bits import GgufWeights, describe_bits
+from specdec_cli.runtime.checkpoints.gguf.own_bits import describe_bits
 from specdec_cli.runtime.checkpoints.locate import option_of
 from specdec_cli.runtime.checkpoints.plan import Plan, name_of
-from specdec_cli.runtime.checkpoints.reading import one_line_errors
 from specdec_cli.runtime.devices import out_of_memory
 from specdec_cli.runtime.layers.cut_head import can_be_cut, cut_head
 from specdec_cli.runtime.layers.joined import join
@@ -24,19 +23,7 @@ from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED
 
 
 def fit(plan: Plan, model: PreTrainedModel) -> Checkpoint:
-    """Make a built model what the plan says; it is changed where it stands.
-
-    Where "auto" is to choose and the file's own bits are one of the choices, both are made of the one model, and the
-    quicker stays.
-    """
-    if plan.bits != AUTO or plan.own_bits is None:
-        return _fitted(plan, model)
-    own_plan = replace(plan, bits=KEEP)
-    own = _fitted(own_plan, _with_own_bits(own_plan, model))
-    return _quicker(own, _fitted(plan, model), plan.role)
-
-
-def _fitted(plan: Plan, model: PreTrainedModel) -> Checkpoint:
+    """Make a built model what the plan says; it is changed where it stands."""
     found, settings, role = plan.inspection, plan.settings, plan.role
     assert found.tokenizer is not None
     notes = [_what_was_built(plan, model), *found.notes, *_where_layers_went(plan, model)]
@@ -46,7 +33,7 @@ def _fitted(plan: Plan, model: PreTrainedModel) -> Checkpoint:
         notes.append(f"{role} in the file's own bits: {describe_bits(plan.own_bits)} ({other} none: 16 bit)")
     if settings.fuse:
         join(model)
-    if plan.kept_ids is not None and can_be_cut(model.get_output_embeddings()):
+    if plan.kept_ids is not None and _can_be_cut(plan, model):
         cut_head(model, plan.kept_ids)
         head_rows = len(plan.kept_ids)
         of = f"{head_rows:,} of {found.num_rows:,} tokens{plan.head_reason}"
@@ -74,22 +61,33 @@ def _fitted(plan: Plan, model: PreTrainedModel) -> Checkpoint:
     )
 
 
-def _with_own_bits(plan: Plan, model: PreTrainedModel) -> PreTrainedModel:
-    """The model once more, on the same weights but for linear layers in the file's own bits."""
-    assert plan.own_bits is not None
-    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    made = deepcopy(model, shared)
-    with one_line_errors(plan.place):
-        GgufWeights(plan.own_bits, made).replace_linear(made)
-    return made
+def quicker(forms: Sequence[Checkpoint]) -> Checkpoint:
+    """Of two forms of a draft the one that steps faster; its file's own bits where they are about as fast.
 
-
-def _quicker(own: Checkpoint, rounded: Checkpoint, role: str) -> Checkpoint:
-    """Of two forms of a draft the one that steps faster; the file's own bits where they are about as fast."""
-    seconds = step_seconds({KEEP: lambda: _step(own.model), rounded.quantize: lambda: _step(rounded.model)})
-    best = own if seconds[KEEP] <= AS_FAST * seconds[rounded.quantize] else rounded
+    Args:
+        forms: fitted; one, which stays, or the two of `Plan.forms`.
+    """
+    if len(forms) == 1:
+        return forms[0]
+    own, rounded = forms
+    seconds = step_seconds({own.quantize: lambda: _step(own.model), rounded.quantize: lambda: _step(rounded.model)})
+    best = own if seconds[own.quantize] <= AS_FAST * seconds[rounded.quantize] else rounded
     times = ", ".join(f"{how} {value * 1000:.1f}" for how, value in seconds.items())
-    return replace(best, notes=(*best.notes, f"{role} {best.quantize}, as fast as any here (ms a step: {times})"))
+    return replace(best, notes=(*best.notes, f"draft {best.quantize}, as fast as any here (ms a step: {times})"))
+
+
+def _can_be_cut(plan: Plan, model: PreTrainedModel) -> bool:
+    """Whether the head is a linear layer still: another library's quantised one is not, which only its weights tell.
+
+    Raises:
+        UsageError: it is not, and the cut was asked for.
+    """
+    if can_be_cut(model.get_output_embeddings()):
+        return True
+    if plan.settings.vocab == AUTO:
+        return False
+    name = type(model).__name__
+    raise UsageError(f"--draft-vocab needs a linear head, which {name} has not: leave it out")
 
 
 def _step(model: PreTrainedModel) -> None:

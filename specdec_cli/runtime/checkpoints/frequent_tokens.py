@@ -31,12 +31,17 @@ def kept_tokens(tokenizer: PreTrainedTokenizerBase, vocab: str, end_ids: Collect
         ranking = dict.fromkeys([*(i for i, _ in counts.most_common()), *range(num_rows)])
         wanted = set(list(ranking)[: int(vocab)])
     else:
-        wanted = set(counts) | set(tokenizer(_read(vocab), add_special_tokens=False)["input_ids"])
+        wanted = set(counts) | set(tokenizer(read_frequent(vocab), add_special_tokens=False)["input_ids"])
     wanted |= {*end_ids, *tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return sorted(i for i in wanted if i < num_rows)
 
 
-def _read(file: str) -> str:
+def read_frequent(file: str) -> str:
+    """The text of a file of frequent text.
+
+    Raises:
+        UsageError: it cannot be read, or is not UTF-8.
+    """
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:

@@ -6,14 +6,15 @@
     build    its weights              `build`       -> a transformers model
     fit      its layers               `fit`         -> Checkpoint
 
-What one step hands to the next is frozen, and holds what went before. pair-check takes the first three.
+What the first three hand on is frozen, and holds what went before; pair-check needs no more of them. There is one plan,
+and one model, but for `--draft-quantize auto` on a GGUF file: both forms of it are fitted, and the quicker one stays.
 """
 
 from __future__ import annotations
 
 from specdec_cli.runtime.checkpoints.build import build
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
-from specdec_cli.runtime.checkpoints.fit import fit
+from specdec_cli.runtime.checkpoints.fit import fit, quicker
 from specdec_cli.runtime.checkpoints.inspection import inspect
 from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import check_options, plan
@@ -33,10 +34,12 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
         SpecdecError: one line with the remedy; its subclass gives the exit code.
     """
     report_errors_only()
-    check_options(settings, role)
+    device = check_options(settings, role)
     place = locate(settings, role)
     found = inspect(place, report)
-    planned = plan(found)
-    planned.require_loadable()
-    model = build(planned, report)
-    return fit(planned, model)
+    fitted = []
+    for planned in plan(found, device).forms:
+        planned.require_loadable()
+        model = build(planned, report)
+        fitted.append(fit(planned, model))
+    return quicker(fitted)

@@ -1,6 +1,8 @@
 """Step 3: how a checkpoint will be loaded on this machine. One frozen value, made before a weight is read.
 
-Every refusal happens here: what cannot be loaded as asked is told before anything large is read or converted.
+What cannot be loaded as asked is refused here, before anything large is read or converted: by `check_options` where the
+options alone tell, by `plan` where there can be no plan, and by `require_loadable` where there is a plan, which
+pair-check shows with its faults instead. (What is not there, or cannot be read, the steps before have refused.)
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
+from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.checkpoints.frequent_tokens import OPTION as VOCAB_OPTION
-from specdec_cli.runtime.checkpoints.frequent_tokens import kept_tokens
+from specdec_cli.runtime.checkpoints.frequent_tokens import kept_tokens, read_frequent
 from specdec_cli.runtime.checkpoints.gguf.own_bits import BITS_OF_GROUPS, keeps_bits, kept_bytes, kept_head_bytes
 from specdec_cli.runtime.checkpoints.inspection import Inspection
 from specdec_cli.runtime.checkpoints.locate import Place, option_of
 from specdec_cli.runtime.checkpoints.reading import one_line_errors
 from specdec_cli.runtime.checkpoints.sizes import Sizes
 from specdec_cli.runtime.devices import choose_device, choose_dtype, free_memory
-from specdec_cli.runtime.layers.quantize import require_kernels
+from specdec_cli.runtime.layers.quantize import require_dtype, require_kernels
 from specdec_cli.settings import AUTO, FREQUENT, KEEP, LARGE_HEAD, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What a model takes beside its weights: activations, the cache of a short text, the allocator's slack.
@@ -53,12 +55,13 @@ class Plan:
         reason: why that one, in a few words.
         bits: what its linear layers keep: "none", "int8", "w8a8", "int4", "keep" for a GGUF file's own, or "auto" for
             what steps fastest of these.
-        own_bits: the GGUF file whose own bits are kept, or tried by "auto"; None where there is none, or no kernels.
+        own_bits: the GGUF file whose own bits are wanted; None where there is none, or no kernels.
         spread: over all devices, since it is too large for one.
         kept_ids: of a cut head, the tokens that it computes, ascending; None leaves it whole.
         head_reason: why it is cut where that was for this to decide; a clause for the note.
         built: bytes of the weights as they are read.
         loaded: the same once layers are rounded; where "auto" is still to choose, as they are read.
+        rival: of "auto", the same checkpoint in the file's own bits, which it is compared with.
     """
 
     inspection: Inspection
@@ -72,6 +75,12 @@ class Plan:
     head_reason: str
     built: Footprint
     loaded: Footprint
+    rival: Plan | None = None
+
+    @property
+    def forms(self) -> tuple[Plan, ...]:
+        """What is built and fitted, for the quicker one to stay: mostly one."""
+        return (self,) if self.rival is None else (self.rival, self)
 
     @property
     def place(self) -> Place:
@@ -116,14 +125,17 @@ class Plan:
         )
 
     def require_loadable(self) -> None:
-        """Refuse what pair-check tells as one of its checks: no tokenizer, too little memory.
+        """Refuse what pair-check tells as one of its checks: no tokenizer, no roll-back, too little memory.
 
         Raises:
             SpecdecError: there is no tokenizer that can be read.
+            IncompatiblePairError: its cache cannot be rolled back.
             OutOfMemoryError: naming what is needed and what is free.
         """
         if self.inspection.tokenizer is None:
             raise SpecdecError(self.inspection.tokenizer_problem)
+        if self.inspection.cache_problem is not None:
+            raise IncompatiblePairError(self.inspection.cache_problem)
         needed, available = self.built.total * HEADROOM, free_memory(self.device)
         if self.spread or needed <= available:
             return
@@ -150,24 +162,30 @@ def check_options(settings: ModelSettings, role: str) -> torch.device:
         raise UsageError(f"--quantize {AUTO} is for a draft; another target is another model: choose one by name")
     if settings.quantize not in (NOT_QUANTIZED, KEEP):
         require_kernels(settings.quantize, device, option_of(role, "quantize"))
+    if settings.vocab not in (AUTO, WHOLE_VOCAB) and not settings.vocab.isdecimal():
+        read_frequent(settings.vocab)
     return device
 
 
-def plan(found: Inspection) -> Plan:
-    """Decide how a checkpoint is loaded here.
+def plan(found: Inspection, device: torch.device) -> Plan:
+    """Decide how a checkpoint is loaded on a device.
 
     Raises:
         UsageError: it generates no text, or an option does not fit it.
         SpecdecError: its files cannot be read.
     """
-    settings, role = found.place.settings, found.role
-    device = check_options(settings, role)
     if found.architecture_problem is not None:
         raise UsageError(found.architecture_problem)
-    sizes = found.sizes
+    own_bits, wanted = _own_bits(found.place, device), found.place.settings.quantize
+    if wanted == AUTO and own_bits is not None:
+        return _plan(found, device, AUTO, own_bits, rival=_plan(found, device, KEEP, own_bits))
+    return _plan(found, device, NOT_QUANTIZED if wanted == KEEP and own_bits is None else wanted, own_bits)
+
+
+def _plan(found: Inspection, device: torch.device, bits: str, own_bits: Path | None, rival: Plan | None = None) -> Plan:
+    sizes, role = found.sizes, found.role
     dtype, reason = _dtype(found, sizes, device)
-    own_bits = _own_bits(found.place, device)
-    bits = NOT_QUANTIZED if settings.quantize == KEEP and own_bits is None else settings.quantize
+    require_dtype(bits, dtype, device, option_of(role, "quantize"))
     built = _built(found, sizes, dtype, own_bits if bits == KEEP else None)
     kept_ids, head_reason = _kept_ids(found, sizes, built)
     return Plan(
@@ -182,6 +200,7 @@ def plan(found: Inspection) -> Plan:
         head_reason=head_reason,
         built=built,
         loaded=_rounded(sizes, dtype, BITS[bits]) if bits in BITS else built,
+        rival=rival,
     )
 
 

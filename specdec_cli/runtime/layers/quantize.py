@@ -92,6 +92,16 @@ def require_kernels(how: str, device: torch.device, option: str) -> None:
         raise SpecdecError(f"{option} {how} on cuda needs torchao: pip install 'specdec-cli[quant]'") from error
 
 
+def require_dtype(how: str, dtype: torch.dtype, device: torch.device, option: str) -> None:
+    """Refuse a number type that the kernels do not compute in.
+
+    Raises:
+        UsageError: naming the one that they do.
+    """
+    if device.type == "cuda" and how == "int4" and dtype != torch.bfloat16:
+        raise UsageError(f"{option} int4 on cuda computes in bfloat16 alone: add --dtype bfloat16, or choose int8")
+
+
 def quantize(model: Any, how: str, device: torch.device, option: str) -> tuple[str, str]:
     """Round a model's linear layers, one after the other, letting go of each as it is replaced.
 
@@ -109,6 +119,7 @@ def quantize(model: Any, how: str, device: torch.device, option: str) -> tuple[s
         SpecdecError: a package is missing.
     """
     require_kernels(how, device, option)
+    require_dtype(how, model.dtype, device, option)
     if device.type == "cuda":
         return how, _by_torchao(model, how, option)
     with torch.no_grad():
@@ -178,8 +189,6 @@ def _by_torchao(model: Any, how: str, option: str) -> str:
     """torchao's weight-only kernels for CUDA (after its documentation; not run yet)."""
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
-    if how == "int4" and model.dtype != torch.bfloat16:
-        raise UsageError(f"{option} int4 on cuda computes in bfloat16 alone: add --dtype bfloat16, or choose int8")
     if how == "int8":
         quantize_(model, Int8WeightOnlyConfig())
     else:

@@ -36,6 +36,6 @@ def look_at(settings: ModelSettings, role: str, report: Report) -> Side:
         SpecdecError: its configuration cannot be read, or an option does not fit it; one line with the remedy.
     """
     report_errors_only()
-    check_options(settings, role)
+    device = check_options(settings, role)
     found = inspect(locate(settings, role), report)
-    return Side(found, None if found.architecture_problem is not None else plan(found))
+    return Side(found, None if found.architecture_problem is not None else plan(found, device))

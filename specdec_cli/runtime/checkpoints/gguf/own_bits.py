@@ -154,10 +154,6 @@ class GgufWeights:
         missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         return {"missing_keys": sorted(set(missing) - set(mismatched)), "mismatched_keys": sorted(mismatched)}
 
-    def replace_linear(self, model: PreTrainedModel) -> None:
-        """Put layers in the file's own bits in the places of a model that has its weights; the others stay."""
-        self._put_layers(model, self._linear(model))
-
     def _put_layers(self, model: PreTrainedModel, names: list[str]) -> list[str]:
         """Put layers there; the weights whose sizes are others."""
         mismatched = []
