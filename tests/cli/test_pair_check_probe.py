@@ -507,7 +507,8 @@ def test_the_targets_own_layers_are_measured(
     assert document["draft"] == "early-exit:2"
     names = [check["name"] for check in document["checks"]]
     assert names == [
-        "vocabulary", "layers", "architecture", "roll back", "context", "memory", "target's cache", "speed",
+        "vocabulary", "layers", "architecture", "roll back", "rotary embedding", "context", "memory",
+        "target's cache", "speed",
     ]  # fmt: skip
     assert {check["status"] for check in document["checks"][:-1]} == {"ok"}
     assert document["memory"]["draft"] is None

@@ -27,7 +27,6 @@ from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script, instead
 
 from specdec_cli.commands import bench, generate, pair_check, predict, presets
-from specdec_cli.measurement import plausibility
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
@@ -87,11 +86,6 @@ def folder(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(check_first_tokens, "__defaults__", (SAMPLES,))
-    # What takes a moment on a machine that does other things too is no measurement, and would not be exported.
-    for least in ("LEAST_ROUND", "LEAST_OF_FEW"):
-        monkeypatch.setattr(plausibility, least, 0.0)
-    for most in ("WIDEST_INTERVAL", "MOST_CONTENTION", "UNSTEADY"):
-        monkeypatch.setattr(plausibility, most, float("inf"))
     return tmp_path
 
 

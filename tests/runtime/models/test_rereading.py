@@ -33,6 +33,7 @@ TEXT = 3 + torch.arange(2 * BORDER) % 11  # something to look up from the first 
 KINDS: dict[str, dict[str, Any]] = {
     "phi3": {
         "family": "phi3",
+        "sliding_window": None,
         "rope_parameters": tiny.LONGROPE,
         "max_position_embeddings": 4 * BORDER,
         "original_max_position_embeddings": BORDER,
