@@ -76,16 +76,9 @@ def pair_check(
         quantize=quantize, draft_quantize=draft_quantize, draft_vocab=draft_vocab, revision=revision,
         draft_revision=draft_revision, offline=offline, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    for choice in models.drafts:
-        if choice.model is None and choice.spec.own_layers is None:
-            raise UsageError(
-                f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
-                "or early-exit:N (specdec bench measures this one)"
-            )
-        if choice.model is None and not probe:
-            raise UsageError(
-                f"--draft {choice.name} is the target itself, so there is nothing to compare: add --probe to measure"
-            )
+    nothing_to_compare = [_nothing_to_compare(choice, probe) for choice in models.drafts]
+    if all(nothing_to_compare):
+        raise UsageError(nothing_to_compare[0])
     if context is not None and context < 1:
         raise UsageError(f"--context must be 1 or above, not {context}")
     if prompts is not None and not probe:
@@ -100,7 +93,12 @@ def pair_check(
         command.run,
         command.PairCheckRequest(
             target=models.target,
-            drafts=tuple((choice.spec, choice.model) for choice in models.drafts),
+            drafts=tuple(
+                (choice.spec, choice.model)
+                for choice, nothing in zip(models.drafts, nothing_to_compare, strict=True)
+                if not nothing
+            ),
+            left_out=tuple(filter(None, nothing_to_compare)),
             context=context,
             probe=probe,
             prompts=prompts,
@@ -110,3 +108,15 @@ def pair_check(
             quiet=quiet,
         ),
     )
+
+
+def _nothing_to_compare(choice: o.DraftChoice, probe: bool) -> str:
+    """Why there is nothing to tell of a draft here, with the remedy; empty where there is."""
+    if choice.model is None and choice.spec.own_layers is None:
+        return (
+            f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
+            "or early-exit:N (specdec bench measures this one)"
+        )
+    if choice.model is None and not probe:
+        return f"--draft {choice.name} is the target itself, so there is nothing to compare: add --probe to measure"
+    return ""

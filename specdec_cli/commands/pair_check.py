@@ -56,6 +56,7 @@ class PairCheckRequest:
 
     Attributes:
         drafts: (what --draft names, how its checkpoint is loaded); None for the target's own layers.
+        left_out: of each other draft that was named, why there is nothing to tell of it.
         context: tokens that memory is counted for; None chooses.
         prompts: a file or a built-in set for the probe; None chooses a set.
         output_format: "table", "json" or "markdown".
@@ -63,6 +64,7 @@ class PairCheckRequest:
 
     target: ModelSettings
     drafts: tuple[tuple[DraftSpec, ModelSettings | None], ...]
+    left_out: tuple[str, ...] = ()
     context: int | None = None
     probe: bool = False
     prompts: str | None = None
@@ -80,6 +82,8 @@ def run(request: PairCheckRequest) -> int:
         if not request.quiet:
             err.print(line, style="dim", markup=False, soft_wrap=True)
 
+    for line in request.left_out:
+        report(f"note: {line}")
     prompts = _prompts(request)
     device = check_options(request.target, "target")
     for _, settings in request.drafts:  # an option that is wrong for all of them is no finding about one
@@ -158,13 +162,19 @@ def _without_weights(
             return [undecided("draft", str(error))], figures
     memory_check, figures["memory"] = memory(sides, request.context or default_context(sides))
     inspections = [side.inspection for side in sides]
-    same_for_all = [*model_checks(inspections, request.context), memory_check]
+    same_for_all = [*model_checks(inspections, request.context), *_quantisers(sides), memory_check]
     if spec.own_layers is not None:
         return [*own_layers_checks(target.inspection, spec.own_layers), *same_for_all], figures
     _, draft = sides
     cost_check, figures["cost"] = cost(target, draft)
     figures["elsewhere"] = elsewhere(*inspections)
     return [*token_checks(*inspections), *same_for_all, cost_check], figures
+
+
+def _quantisers(sides: Sequence[Side]) -> list[Check]:
+    """The first side whose blocks nothing here can read."""
+    problems = [side.plan.quantiser_problem for side in sides if side.plan is not None]
+    return [undecided("quantisation", problem) for problem in problems if problem][:1]
 
 
 def _prompts(request: PairCheckRequest) -> Sequence[Prompt] | None:

@@ -75,6 +75,8 @@ def locate(settings: ModelSettings, role: str) -> Place:
             return Place(settings, role, str(path))
         number = len(list(path.glob("*.gguf")))
         what = f"{number} .gguf files: name one of them" if number else "no config.json"
+        if (path / "adapter_config.json").is_file():
+            what = "an adapter alone: merge it into its model (peft's merge_and_unload), and give that model's folder"
         raise UsageError(f"{option} {source} is a folder with {what}")
     looks_like_a_path = source.startswith((".", "/", "~")) or source.endswith(".gguf") or source.count("/") > 1
     if looks_like_a_path or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
