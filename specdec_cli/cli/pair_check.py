@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from specdec_cli.cli.options.declare import flag, option
-from specdec_cli.cli.options.models import LoadingOptions, ModelChoice, SeveralDrafts, choose_models
+from specdec_cli.cli.options.models import DraftChoice, LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
 from specdec_cli.cli.running import reader_may_leave, silence_libraries
 from specdec_cli.errors import UsageError
@@ -60,7 +60,9 @@ def pair_check(options: PairCheckOptions) -> int:
     Exit code: 0 every draft is compatible, 3 one is not, 1 it could not be told, 4 --probe ran out of memory.
     """
     models = choose_models(options.pair, options.loading)
-    _require_models(models, options.probe)
+    nothing_to_compare = [_nothing_to_compare(draft, options.probe) for draft in models.drafts]
+    if all(nothing_to_compare):
+        raise UsageError(nothing_to_compare[0])
     if options.context is not None and options.context < 1:
         raise UsageError(f"--context must be 1 or above, not {options.context}")
     if options.prompts is not None and not options.probe:
@@ -74,7 +76,12 @@ def pair_check(options: PairCheckOptions) -> int:
         command.run,
         command.PairCheckRequest(
             target=models.target,
-            drafts=tuple((draft.spec, draft.model) for draft in models.drafts),
+            drafts=tuple(
+                (draft.spec, draft.model)
+                for draft, nothing in zip(models.drafts, nothing_to_compare, strict=True)
+                if not nothing
+            ),
+            left_out=tuple(filter(None, nothing_to_compare)),
             context=options.context,
             probe=options.probe,
             prompts=options.prompts,
@@ -86,15 +93,13 @@ def pair_check(options: PairCheckOptions) -> int:
     )
 
 
-def _require_models(models: ModelChoice, probe: bool) -> None:
-    """Of every draft something to compare with the target: a checkpoint, or for --probe the target's own layers."""
-    for draft in models.drafts:
-        if draft.model is None and draft.spec.own_layers is None:
-            raise UsageError(
-                f"--draft {draft.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
-                "or early-exit:N (specdec bench measures this one)"
-            )
-        if draft.model is None and not probe:
-            raise UsageError(
-                f"--draft {draft.name} is the target itself, so there is nothing to compare: add --probe to measure"
-            )
+def _nothing_to_compare(choice: DraftChoice, probe: bool) -> str:
+    """Why there is nothing to tell of a draft here, with the remedy; empty where there is."""
+    if choice.model is None and choice.spec.own_layers is None:
+        return (
+            f"--draft {choice.name} is no model, so there is nothing to compare: name a folder, file or hub id, "
+            "or early-exit:N (specdec bench measures this one)"
+        )
+    if choice.model is None and not probe:
+        return f"--draft {choice.name} is the target itself, so there is nothing to compare: add --probe to measure"
+    return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from gguf_writer import END_ID, TOKENS, write_gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
@@ -489,6 +490,15 @@ def test_usage_errors_are_one_line(options: tuple[str, ...], word: str, specdec:
     assert word in err
 
 
+def test_a_draft_without_anything_to_compare_refuses_no_other(specdec: Specdec, target: Path, draft: Path) -> None:
+    drafts = ("-d", "early-exit:1", "-d", draft, "-d", "ngram")
+    code, out, err = specdec("pair-check", "-t", target, *drafts, "--device", "cpu", "--format", "json")
+    assert code == 0
+    assert [pair["draft"] for pair in json.loads(out)["pairs"]] == [str(draft)]
+    assert "early-exit:1 is the target itself, so there is nothing to compare: add --probe" in err
+    assert "--draft ngram is no model, so there is nothing to compare" in err
+
+
 @pytest.mark.parametrize("option", ["--device", "--draft-device"])
 def test_a_device_that_is_not_here_is_a_usage_error(option: str, specdec: Specdec, target: Path, draft: Path) -> None:
     code, out, err = specdec("pair-check", "-t", target, "-d", draft, option, "cuda:77")
@@ -548,6 +558,61 @@ def test_damaged_weights_leave_the_answer_open(damage: str, ask: Ask, target: Pa
     assert check["remedy"] == "download them again"
 
 
+def test_a_piece_of_the_weights_that_is_not_there(ask: Ask, target: Path, tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path, small())
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    code, document = ask(folder, target)
+    assert (code, document["compatible"]) == (1, None)
+    assert "(model-00002-of-00002.safetensors is not there)" in named(document, "weights")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("quantiser", "word"),
+    [({"quant_method": "gptq", "bits": 4}, "optimum"), ({"quant_method": "moonquant"}, "was quantised by moonquant")],
+)
+def test_a_quantiser_that_is_not_here_leaves_the_answer_open(
+    quantiser: dict[str, Any], word: str, ask: Ask, specdec: Specdec, target: Path, tmp_path: Path
+) -> None:
+    """generate says the same, with the same exit code."""
+    folder = tiny.save(tmp_path, small())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantiser}), encoding="utf-8")
+    code, document = ask(target, folder)
+    check = named(document, "quantisation")
+    assert (code, document["compatible"], check["status"]) == (1, None, "fail")
+    assert word in check["detail"] + check["remedy"]
+    code, _, err = specdec("generate", "hi", "-t", target, "-d", folder, "--device", "cpu")
+    assert code == 1
+    assert word in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_a_model_that_sees_too_writes_text(kind: str, ask: Ask, specdec: Specdec, tmp_path: Path) -> None:
+    """As transformers' generate does without an image; pictures' weights are loaded, and no step reads them."""
+    model = tiny.seeing_model(kind)
+    folder, draft = tiny.save(tmp_path / "target", model), tiny.save(tmp_path / "draft", small())
+    code, document = ask(folder, draft)
+    assert code == 0
+    assert document["memory"]["target"]["parameters"] == sum(p.numel() for p in model.parameters())
+    step = document["pairs"][0]["cost"]["target"]["step_bytes"] / document["memory"]["target"]["weights_bytes"]
+    total = sum(p.numel() for p in model.parameters())
+    text = sum(p.numel() for p in model.model.language_model.parameters()) + model.lm_head.weight.numel()
+    assert step == pytest.approx((text - model.get_input_embeddings().weight.numel()) / total)
+    prompt = torch.tensor([tiny.byte_tokenizer()("what is this")["input_ids"]])
+    expected = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False, eos_token_id=None
+    )[0, prompt.shape[1] :].tolist()
+    for source in ("none", draft, "early-exit:1", "lookahead"):
+        code, out, err = specdec(
+            "generate", "what is this", "-t", folder, "-d", source, "-n", "16", "--k", "3", "--dtype", "float32",
+            "--device", "cpu", "--ignore-eos", "--temperature", "0", "--format", "json",
+        )  # fmt: skip
+        assert code == 0, err
+        assert json.loads(out)["token_ids"] == expected
+
+
 # ------------------------------------------------------------------------------------------------ memory
 def test_memory_counts_weights_and_caches_of_both(ask: Ask, target: Path, draft: Path) -> None:
     _, document = ask(target, draft, options=("--dtype", "float32", "--context", "200"))
@@ -565,12 +630,13 @@ def test_memory_counts_weights_and_caches_of_both(ask: Ask, target: Path, draft:
     assert (memory["fits"], memory["largest_context"]) == (True, 256)
 
 
-def test_weights_that_are_not_here_yet_are_sized_by_the_configuration(ask: Ask, target: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_there_are_sized_by_the_configuration(ask: Ask, target: Path, tmp_path: Path) -> None:
     whole, without = (tiny.save(tmp_path / name, small()) for name in ("whole", "without"))
     (without / "model.safetensors").unlink()
     _, before = ask(target, whole)
     code, after = ask(target, without)
-    assert code == 0
+    assert (code, after["compatible"], statuses(after)) == (1, None, {"weights": "fail"})
+    assert "the draft's weights are missing (there is no model.safetensors)" in named(after, "weights")["detail"]
     assert after["memory"]["draft"]["weights_bytes"] == before["memory"]["draft"]["weights_bytes"]
     assert (after["memory"]["draft"]["stored_bytes"], after["memory"]["draft"]["stored_bytes_from"]) == (
         None, "config.json",

@@ -22,6 +22,8 @@ from transformers import (
     Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MambaConfig,
     MistralConfig,
     ModernBertDecoderConfig,
@@ -30,6 +32,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen3Config,
     Qwen3NextConfig,
@@ -184,6 +188,24 @@ def successions(following: Mapping[int, int], otherwise: int, vocab_size: int = 
             embedding[last] = direction
             head[following_id] += direction
     return made
+
+
+def seeing_model(kind: str) -> Any:
+    """A random model that sees pictures too."""
+    text = config("llama").to_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "llava":
+            sight = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+            sight |= {"image_size": 28, "patch_size": 14, "projection_dim": 16, "model_type": "clip_vision_model"}
+            llava = LlavaConfig(text_config=text, vision_config=sight, image_token_index=VOCAB_SIZE - 2)
+            return LlavaForConditionalGeneration(llava).eval()
+        drop = ("head_dim", "model_type", "architectures", "pad_token_id", "rope_parameters")
+        text = {k: v for k, v in text.items() if k not in drop}
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+        sight = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+        qwen = Qwen2_5_VLConfig(text_config=text, vision_config=sight | {"fullatt_block_indexes": [0]})
+        return Qwen2_5_VLForConditionalGeneration(qwen).eval()
 
 
 def save(

@@ -55,6 +55,7 @@ def run(request: PairCheckRequest) -> int:
     """Check every draft beside the target; the exit code."""
     aside = Aside(request.quiet)
     prompts = chosen_prompts(request.prompts)
+    aside.notes(request.left_out)
     device = check_options(request.target, "target")
     for _, settings in request.drafts:  # an option that is wrong for all of them is no finding about one
         if settings is not None:
@@ -116,13 +117,19 @@ def _without_weights(
             return [undecided("draft", str(error))], figures
     memory_check, figures["memory"] = memory(sides, request.context or default_context(sides))
     inspections = [side.inspection for side in sides]
-    same_for_all = [*model_checks(inspections, request.context), memory_check]
+    same_for_all = [*model_checks(inspections, request.context), *_quantisers(sides), memory_check]
     if spec.own_layers is not None:
         return [*own_layers_checks(target.inspection, spec.own_layers), *same_for_all], figures
     _, draft = sides
     cost_check, figures["cost"] = cost(target, draft)
     figures["elsewhere"] = elsewhere(*inspections)
     return [*token_checks(*inspections), *same_for_all, cost_check], figures
+
+
+def _quantisers(sides: Sequence[Side]) -> list[Check]:
+    """The first side whose blocks nothing here can read."""
+    problems = [side.plan.quantiser_problem for side in sides if side.plan is not None]
+    return [undecided("quantisation", problem) for problem in problems if problem][:1]
 
 
 def _document(request: PairCheckRequest, device: torch.device, findings: Sequence[Finding]) -> dict[str, Any]:

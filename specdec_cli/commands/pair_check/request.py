@@ -15,6 +15,7 @@ class PairCheckRequest:
 
     Attributes:
         drafts: (what --draft names, how its checkpoint is loaded); None for the target's own layers.
+        left_out: of each other draft that was named, why there is nothing to tell of it.
         context: tokens that memory is counted for; None chooses.
         prompts: a file or a built-in set for the probe; None chooses a set.
         output_format: "table", "json" or "markdown".
@@ -29,3 +30,4 @@ class PairCheckRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+    left_out: tuple[str, ...] = ()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.checkpoints.dummy import dummy_model
+from specdec_cli.runtime.checkpoints.families import auto_class
 from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder
 from specdec_cli.runtime.checkpoints.gguf.own_bits import load_gguf
 from specdec_cli.runtime.checkpoints.locate import Place
@@ -42,7 +43,7 @@ def build(plan: Plan, report: Report) -> PreTrainedModel:
             exact = settings.dtype not in (AUTO, "bfloat16")
             folder = str(gguf_as_folder(plan.place.gguf, plan.place.option, report, exact=exact))
         with one_line_errors(plan.place):
-            model, filled = AutoModelForCausalLM.from_pretrained(
+            model, filled = auto_class(found.config).from_pretrained(
                 folder, config=found.config, dtype=plan.dtype, device_map="auto" if plan.spread else {"": plan.device},
                 ignore_mismatched_sizes=True, output_loading_info=True, **plan.place.hub_options,
             )  # fmt: skip

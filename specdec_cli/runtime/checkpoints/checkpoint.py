@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec_cli.runtime.checkpoints.families import language_part
 from specdec_cli.runtime.layers.quantize import weight_bytes
 from specdec_cli.settings import NOT_QUANTIZED
 
@@ -53,4 +54,4 @@ def step_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that decoding one token reads: all but an embedding table that is not the head too."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = head is None or getattr(head, "weight", None) is table  # a quantised head has weights of its own
-    return weight_bytes(model) - (0 if tied else table.nbytes)
+    return weight_bytes(language_part(model)) - (0 if tied else table.nbytes)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec_cli.runtime.checkpoints.families import auto_class
 
 SEED = 0
 SPREAD = 0.02  # the usual initialisation; larger values overflow deep models in float16
@@ -18,7 +20,7 @@ def dummy_model(
 ) -> PreTrainedModel:
     """A model of the configuration's shape, matrices normally distributed, vectors 1, made where it is used."""
     with init_empty_weights():
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model: Any = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     generator = torch.Generator(device).manual_seed(SEED)
     made: dict[int, nn.Parameter] = {}  # a tied weight is one parameter in two places
     for module in model.modules():

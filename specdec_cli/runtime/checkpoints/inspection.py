@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
     GenerationConfig,
@@ -28,6 +26,7 @@ from transformers import (
 )
 
 from specdec_cli.errors import IncompatiblePairError, SpecdecError
+from specdec_cli.runtime.checkpoints.families import BIDIRECTIONAL, auto_class
 from specdec_cli.runtime.checkpoints.gguf.converted import gguf_as_folder, open_gguf
 from specdec_cli.runtime.checkpoints.gguf.tokenizer import tokenizer_note
 from specdec_cli.runtime.checkpoints.hub_files import fetched, only_gguf
@@ -35,10 +34,14 @@ from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import Report, one_line_errors
 from specdec_cli.runtime.checkpoints.sizes import Sizes, Stored, num_parameters, sizes_of, stored_at
 from specdec_cli.runtime.models import positions
-from specdec_cli.runtime.models.transformers_model import TransformersModel
+from specdec_cli.runtime.models.transformers_model import (
+    TransformersModel,
+    require_cache_keyword,
+    unfit_for_cache,
+)
 
 # What a forward pass without data may raise: code that reads values, and layers that the meta device does not know.
-NO_DATA = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError)
+NO_DATA = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError)
 GENERATES = r"(CausalLM|LMHeadModel|ConditionalGeneration)$"
 
 
@@ -106,7 +109,16 @@ class Inspection:
     @property
     def is_quantised(self) -> bool:
         """Whether it is stored in blocks of another library's, which stay as they are."""
-        return getattr(self.config, "quantization_config", None) is not None
+        return self.quantiser is not None
+
+    @property
+    def quantiser(self) -> str | None:
+        """The library whose blocks they are, by transformers' name for it; None where there are none."""
+        found = getattr(self.config, "quantization_config", None)
+        found = getattr(self.text_config, "quantization_config", None) if found is None else found
+        if found is None:
+            return None
+        return str(found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -117,7 +129,7 @@ class Inspection:
     @cached_property
     def stored(self) -> Stored:
         """Its weights' files, looked into when this is first asked for."""
-        return stored_at(self.place)
+        return stored_at(self.place, getattr(self.config, "transformers_weights", None))
 
     @property
     def cache_layers(self) -> tuple[CacheLayer, ...] | None:
@@ -214,7 +226,7 @@ def _require_ids(generation: GenerationConfig) -> None:
 def _skeleton(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     # bfloat16: some expert kernels refuse float32, and no number is ever computed.
     with torch.device("meta"):
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(
+        made: PreTrainedModel = auto_class(config).from_config(
             config, dtype=torch.bfloat16, trust_remote_code=trust_remote_code
         )
     return made.eval()
@@ -224,11 +236,13 @@ def why_not_causal(config: PreTrainedConfig, place: Place) -> str | None:
     """Why this does not generate text from left to right: an encoder-decoder, an encoder, no language model at all."""
     if config.is_encoder_decoder:
         return f"{place.name} is an encoder-decoder ({config.model_type}): choose a decoder-only model"
+    if config.model_type in BIDIRECTIONAL:
+        return f"{place.name} reads its prompt in both directions ({config.model_type}): choose another model"
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     # Encoders stand in the mapping too (BertLMHeadModel), so what the checkpoint was made as counts as well.
     declared = config.architectures or []
     made_to_generate = not declared or any(re.search(GENERATES, name) for name in declared)
-    if not remote and (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not made_to_generate):
+    if not remote and (auto_class(config) is None or not made_to_generate):
         return f"{place.name} is not a causal language model ({config.model_type}): choose one that generates text"
     return None
 
@@ -269,6 +283,7 @@ def _inspect_cache(skeleton: PreTrainedModel, role: str) -> tuple[tuple[CacheLay
     """What a token leaves in each layer, or why that cannot be rolled back; neither where only weights can tell."""
     cache = DynamicCache(config=skeleton.config)
     try:
+        require_cache_keyword(skeleton, role)
         skeleton(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), cache=cache, use_cache=True)
         if all(layer.is_croppable for layer in cache.layers):
             return tuple(_cache_layer(layer) for layer in cache.layers), None
@@ -276,8 +291,9 @@ def _inspect_cache(skeleton: PreTrainedModel, role: str) -> tuple[tuple[CacheLay
         TransformersModel(skeleton, skeleton.config.get_text_config(decoder=True).vocab_size, None, role)
     except IncompatiblePairError as error:
         return None, str(error)
-    except NO_DATA:
-        pass
+    except NO_DATA as error:
+        if isinstance(error, (AttributeError, TypeError)) and type(cache).__name__ in str(error):
+            return None, str(unfit_for_cache(skeleton, role, error))
     return None, None
 
 

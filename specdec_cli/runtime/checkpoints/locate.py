@@ -85,6 +85,8 @@ def locate(settings: ModelSettings, role: str) -> Place:
             what = f"{len(models)} .gguf files: name one of them"
         elif others:
             what = f"{others[0].name} alone, which turns images into tokens: name the model it belongs to"
+        elif (path / "adapter_config.json").is_file():
+            what = "an adapter alone: merge it into its model (peft's merge_and_unload), and give that model's folder"
         raise UsageError(f"{option} {source} is a folder with {what}")
     on_hub = HUB_FILE.fullmatch(source)
     if on_hub is not None:

@@ -7,10 +7,13 @@ pair-check shows with its faults instead. (What is not there, or cannot be read,
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from transformers.quantizers.auto import get_hf_quantizer
 
 from specdec_cli.errors import IncompatiblePairError, OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime.checkpoints.frequent_tokens import OPTION as VOCAB_OPTION
@@ -124,11 +127,33 @@ class Plan:
             sum(layer.numbers * min(num_tokens, layer.window or num_tokens) for layer in layers) * self.dtype.itemsize
         )
 
+    @cached_property
+    def quantiser_problem(self) -> str:
+        """Why another library's blocks cannot be read here, as transformers would find when it loads them; else empty.
+
+        Such a library may be missing, want another device, or be one that this transformers does not know, which it
+        would then load without what undoes the rounding.
+        """
+        if not self.inspection.is_quantised or self.settings.dummy_weights:
+            return ""
+        config = deepcopy(self.inspection.config)
+        try:
+            with one_line_errors(self.place):
+                if get_hf_quantizer(config, None, {"": self.device}, weights_only=True, user_agent={})[0] is None:
+                    method = self.inspection.quantiser
+                    raise SpecdecError(
+                        f"{self.place.name} was quantised by {method}, which this transformers does not know: upgrade "
+                        "transformers, or choose a checkpoint without it"
+                    )
+        except SpecdecError as error:
+            return str(error)
+        return ""
+
     def require_loadable(self) -> None:
-        """Refuse what pair-check tells as one of its checks: no tokenizer, no roll-back, too little memory.
+        """Refuse what pair-check tells as a check: no tokenizer, no roll-back, foreign blocks, too little memory.
 
         Raises:
-            SpecdecError: there is no tokenizer that can be read.
+            SpecdecError: there is no tokenizer that can be read, or nothing that reads its blocks.
             IncompatiblePairError: its cache cannot be rolled back.
             OutOfMemoryError: naming what is needed and what is free.
         """
@@ -136,6 +161,8 @@ class Plan:
             raise SpecdecError(self.inspection.tokenizer_problem)
         if self.inspection.cache_problem is not None:
             raise IncompatiblePairError(self.inspection.cache_problem)
+        if self.quantiser_problem:
+            raise SpecdecError(self.quantiser_problem)
         needed, available = self.built.total * HEADROOM, free_memory(self.device)
         if self.spread or needed <= available:
             return

@@ -8,11 +8,13 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 
 from huggingface_hub import errors as hub
 from huggingface_hub import is_offline_mode
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whichever it was built on
 from safetensors import SafetensorError
+from transformers import __version__ as transformers_version
 
 from specdec_cli.errors import SpecdecError
 from specdec_cli.runtime.checkpoints.locate import Place, option_of
@@ -49,7 +51,7 @@ def one_line_errors(place: Place) -> Iterator[None]:
     """Every way in which reading a checkpoint fails for a user, with the remedy.
 
     Raises:
-        SpecdecError: for whatever the block raises of `READING_FAILS`.
+        SpecdecError: for whatever the block raises of `READING_FAILS`, or of no class at all.
         OutOfMemoryError: it did not fit.
     """
     try:
@@ -95,6 +97,11 @@ def _line(error: BaseException, place: Place) -> str:
         return f"{name}: its safetensors file is damaged ({text[:120]}); download it again"
     if "trust_remote_code" in text:
         return f"{name} brings its own Python code: read it, then allow it with --trust-remote-code"
+    if any(_lacks_a_name(c) for c in causes) or _in_own_code(error):
+        return (
+            f"{name}: its own Python code does not run with transformers {transformers_version} ({text[:160]}): "
+            "choose a checkpoint without code of its own, or one whose code is newer"
+        )
     if any(isinstance(c, ImportError) for c in causes):
         return f"{name} needs a package that is not installed: {text[:200]}"
     if "model type" in text and "does not recognize" in text:
@@ -104,6 +111,18 @@ def _line(error: BaseException, place: Place) -> str:
     other = "choose another, or mend its config.json" if place.gguf is None else "use the model's safetensors"
     remedy = "download it again, or choose another" if broken else other
     return f"{name}{revision} cannot be loaded ({text[:300]}): {remedy}"
+
+
+def _lacks_a_name(error: BaseException) -> bool:
+    """Whether code asks transformers for what it does not have (any more)."""
+    return isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "transformers"
+
+
+def _in_own_code(error: BaseException) -> bool:
+    """Whether this was raised in a checkpoint's own code, or below it, and is not about a package."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    own = any(str(frame.f_globals.get("__name__", "")).startswith("transformers_modules.") for frame in frames)
+    return own and not isinstance(error, (ImportError, OSError))
 
 
 def _chain(error: BaseException) -> Sequence[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from math import prod
@@ -19,11 +20,14 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from specdec_cli.runtime.checkpoints.families import language_part
 from specdec_cli.runtime.checkpoints.gguf.header import split_set
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import READING_FAILS
 
 # Names under which configurations say how many experts a token visits.
+# Names of a folder's weights that transformers looks for; in pieces, with an index beside them.
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 
 
@@ -75,7 +79,7 @@ class Stored:
     Attributes:
         bytes: as the checkpoint is stored; None where its files could not be looked into.
         source: where that figure comes from.
-        damage: why the files that are here cannot be loaded; empty where nothing speaks against it.
+        damage: what keeps its files from being loaded, as a clause; empty where nothing does.
     """
 
     bytes: int | None
@@ -88,7 +92,7 @@ def sizes_of(skeleton: PreTrainedModel, config: PreTrainedConfig) -> Sizes:
     parameters = num_parameters(skeleton)
     table, head = skeleton.get_input_embeddings().weight, skeleton.get_output_embeddings()
     tied = head is None or head.weight is table
-    step = parameters if tied else parameters - table.numel()
+    step = num_parameters(language_part(skeleton)) - (0 if tied else table.numel())
     experts = [p for name, p in skeleton.named_parameters() if re.search(r"\.experts\.", name)]
     caveat, visited = "", None
     if experts:
@@ -105,28 +109,47 @@ def sizes_of(skeleton: PreTrainedModel, config: PreTrainedConfig) -> Sizes:
     return Sizes(parameters, step, caveat, table.numel(), head_size, tied, type(head) is nn.Linear, visited)
 
 
-def num_parameters(skeleton: PreTrainedModel) -> int:
+def num_parameters(skeleton: nn.Module) -> int:
     """Parameters, tied ones counted once."""
     return sum(p.numel() for p in skeleton.parameters())
 
 
-def stored_at(place: Place) -> Stored:
-    """Look into the headers of the weights' files; on a hub, into those of its copies there."""
+def stored_at(place: Place, weights: str | None = None) -> Stored:
+    """Look into the headers of the weights' files; on a hub, into those of its copies there.
+
+    Args:
+        place: of the checkpoint.
+        weights: the file that its configuration names, where it does.
+    """
     headers, options = "safetensors headers", place.hub_options
     if place.gguf is not None:
         return Stored(sum(path.stat().st_size for path in split_set(place.gguf)), "the size of the GGUF file")
     try:
         if Path(place.path).is_dir():
             folder = Path(place.path)
+            if missing := None if weights else _missing(folder):
+                return Stored(None, "config.json", f"weights are missing ({missing})")
             return Stored(_header_bytes(get_local_safetensors_metadata(folder)), headers, _cut_short(folder))
         if place.settings.offline or is_offline_mode():
             found = cached_file(place.path, "config.json", **options | {"local_files_only": True})
             return Stored(_header_bytes(get_local_safetensors_metadata(Path(found).parent)), headers)
         return Stored(_header_bytes(get_safetensors_metadata(place.path, revision=place.settings.revision)), headers)
     except hub.SafetensorsParsingError as error:
-        return Stored(None, "config.json", " ".join(str(error).split())[:120])
+        return Stored(None, "config.json", f"files are damaged ({' '.join(str(error).split())[:120]})")
     except (*READING_FAILS, hub.NotASafetensorsRepoError):
         return Stored(None, "config.json")  # weights in another form, or not here yet: the configuration has to do
+
+
+def _missing(folder: Path) -> str:
+    """Which of a folder's weights are not there, under the names that transformers looks for."""
+    indices = [folder / f"{name}.index.json" for name in WEIGHTS]
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return ""
+    index = next((path for path in indices if path.is_file()), None)
+    if index is None:
+        return f"there is no {WEIGHTS[0]}"
+    shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return next((f"{shard} is not there" for shard in shards if not (folder / shard).is_file()), "")
 
 
 def _cut_short(folder: Path) -> str:
@@ -137,7 +160,8 @@ def _cut_short(folder: Path) -> str:
         with path.open("rb") as file:
             begin = 8 + int.from_bytes(file.read(8), "little")
         if path.stat().st_size < begin + end:
-            return f"{path.name} has {path.stat().st_size:,} bytes where its header tells of {begin + end:,}"
+            size = f"{path.stat().st_size:,} bytes where its header tells of {begin + end:,}"
+            return f"files are damaged ({path.name} has {size})"
     return ""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec_cli.runtime.layers.quantized_linear import QuantizedLinear, take_rows
+from specdec_cli.runtime.layers.quantized_linear import QuantizedLinear, is_plain, take_rows
 
 
 class CutHead(nn.Module):
@@ -117,5 +117,5 @@ def cut_head(model: Any, kept_ids: Sequence[int]) -> None:
 
 
 def can_be_cut(head: nn.Module | None) -> bool:
-    """Whether some of its rows make a head: it is linear, rounded or not."""
-    return type(head) is nn.Linear or isinstance(head, QuantizedLinear)
+    """Whether some of its rows make a head: it is a plain linear layer, or one that was rounded here."""
+    return is_plain(head) or isinstance(head, QuantizedLinear)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from specdec_cli.runtime.layers.quantized_linear import join_rows
+from specdec_cli.runtime.layers.quantized_linear import QuantizedLinear, is_plain, join_rows
 
 # transformers' classes, by name: importing all of these families' modules takes seconds.
 ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention"})
@@ -41,7 +41,7 @@ def join(model: Any) -> int:
                 layer.self_attn = JoinedAttention(layer.self_attn)
                 replaced += 1
         for name, child in children.items():
-            if type(child).__name__ in MLPS:
+            if type(child).__name__ in MLPS and _all_linear(child, "gate_proj", "up_proj"):
                 setattr(parent, name, JoinedMLP(child))
                 replaced += 1
     return replaced
@@ -50,7 +50,16 @@ def join(model: Any) -> int:
 def _all_known(decoder: nn.Module) -> bool:
     """Whether all layers turn queries and keys in the way that `JoinedAttention` does."""
     layers = [*getattr(decoder, "layers", [])]
-    return bool(layers) and all(type(getattr(layer, "self_attn", None)).__name__ in ATTENTIONS for layer in layers)
+    attentions = [getattr(layer, "self_attn", None) for layer in layers]
+    return bool(attentions) and all(
+        type(attention).__name__ in ATTENTIONS and _all_linear(attention, "q_proj", "k_proj", "v_proj")
+        for attention in attentions
+    )
+
+
+def _all_linear(module: Any, *names: str) -> bool:
+    """Whether these are linear layers that can be joined: another library's are left where they are."""
+    return all(is_plain(layer) or isinstance(layer, QuantizedLinear) for layer in (getattr(module, n) for n in names))
 
 
 def _product(layers: list[nn.Module]) -> nn.Module:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from specdec_cli.runtime.layers.quantized_linear import is_plain
+
 SMALL = 2**17  # weights of a layer up to which float32 is quicker, measured at 1 to 9 rows
 PACKED_ROWS = 16  # the number of rows that a layout is chosen for; the same serves one row as well as any other
 
@@ -29,7 +31,10 @@ def pack(model: nn.Module) -> int:
 
 def packed_layer(layer: nn.Module) -> nn.Module:
     """A linear layer as it is computed quickest here; any other layer, and one of another type or device, as it is."""
-    if type(layer) is not nn.Linear or layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu":
+    if not is_plain(layer):
+        return layer
+    assert isinstance(layer, nn.Linear)
+    if layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu":
         return layer
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return layer

@@ -21,7 +21,7 @@ from torch import nn
 
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.runtime.layers.packed import packed_layer
-from specdec_cli.runtime.layers.quantized_linear import GROUP, Int4Linear, Int8Linear, QuantizedLinear
+from specdec_cli.runtime.layers.quantized_linear import GROUP, Int4Linear, Int8Linear, QuantizedLinear, is_plain
 from specdec_cli.runtime.layers.w8a8 import W8A8Linear, is_exact
 from specdec_cli.settings import AUTO, NOT_QUANTIZED
 
@@ -58,10 +58,10 @@ class _Place:
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Linear layers by their exact class: a subclass computes something else, and is left alone."""
+    """Linear layers that are known; any other computes something else, and is left alone."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if (type(layer) is nn.Linear or is_conv1d(layer)) and layer.weight.is_floating_point():  # type: ignore[operator]
+            if is_plain(layer) or (is_conv1d(layer) and layer.weight.is_floating_point()):  # type: ignore[operator]
                 yield _Place(parent, name, layer)
 
 
@@ -190,7 +190,8 @@ def _by_torchao(model: Any, how: str, option: str) -> str:
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     if how == "int8":
-        quantize_(model, Int8WeightOnlyConfig())
+        quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda layer, _: is_plain(layer))
     else:
-        quantize_(model, Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d"))
+        config = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+        quantize_(model, config, filter_fn=lambda layer, _: is_plain(layer))
     return f"weights rounded to {how} by torchao"

@@ -26,6 +26,7 @@ AT_ONCE = 2**20
 # From so many rows of input on the weights are unpacked for an ordinary product: the kernels' time grows with every
 # row (`python benchmarks/cheap_steps.py --rows` measures where they meet).
 MANY_ROWS_INT8, MANY_ROWS_INT4 = 32, 256
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # types that torch multiplies as they are
 
 
 def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,6 +302,18 @@ def _joined_bias(layers: Sequence[nn.Module]) -> Tensor | None:
     sizes: list[Any] = [layer.out_features for layer in layers]
     parts = [some.new_zeros(n) if bias is None else bias for bias, n in zip(biases, sizes, strict=True)]
     return torch.cat(parts).detach()
+
+
+def is_plain(layer: object) -> bool:
+    """Whether this is a linear layer as torch has it, which may be replaced by another of the same weights.
+
+    What a quantiser puts in such a layer's place may be a class of its own, a linear layer whose weight is a tensor of
+    its own, one that holds codes, or one with a hook that does the rest: all these compute something else.
+    """
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    weight = layer.weight
+    return type(weight) in (nn.Parameter, Tensor) and weight.dtype in PLAIN
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

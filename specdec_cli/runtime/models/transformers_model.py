@@ -24,6 +24,9 @@ from specdec_cli.runtime.layers.cut_head import CutHead
 from specdec_cli.runtime.models.positions import UNLIMITED, max_length
 from specdec_cli.runtime.models.tree_trial import why_no_trees
 
+# What code that was written for another cache raises at its first token.
+CODE_FAILS = (AttributeError, TypeError, AssertionError, LookupError, ValueError, NameError, ImportError)
+
 
 class TransformersModel:
     """A causal language model as `specdec_cli.decoding.model.CachedModel`.
@@ -164,24 +167,45 @@ class TransformersModel:
         Raises:
             IncompatiblePairError: naming the kind of layer.
         """
-        name = type(self._model).__name__
-        remedy = f"choose another {role}; speculation needs a cache of keys and values that can be shortened"
-        if "cache" not in inspect.signature(self._model.forward).parameters:
-            raise IncompatiblePairError(f"the {role} ({name}) keeps its state outside transformers' caches: {remedy}")
+        require_cache_keyword(self._model, role)
         self.reset()
         try:
             self.forward(torch.zeros(1, dtype=torch.long, device=self.device), num_logits=1)
-        except (AttributeError, TypeError) as error:
-            raise IncompatiblePairError(
-                f"the {role} ({name}) does not take transformers' caches ({error}): {remedy}"
-            ) from error
+        except CODE_FAILS as error:
+            raise unfit_for_cache(self._model, role, error) from error
         stuck = sorted({type(layer).__name__ for layer in self._cache.layers if not layer.is_croppable})
         if stuck:
+            name = type(self._model).__name__
             types = getattr(self._model.config.get_text_config(decoder=True), "layer_types", None) or ()
             kinds = [t for t in sorted(set(types)) if t not in ("full_attention", "sliding_attention")]
             kind = " and ".join(kinds) or "recurrent"
             raise IncompatiblePairError(
                 f"the {role} ({name}) has {kind} layers ({', '.join(stuck)}), whose state cannot be rolled back "
-                f"after a rejection: {remedy}"
+                f"after a rejection: {_remedy(role)}"
             )
         self.reset()
+
+
+def require_cache_keyword(model: Any, role: str) -> None:
+    """Refuse a model that takes no cache under transformers' name for it.
+
+    Raises:
+        IncompatiblePairError: it keeps its state in another way, as code for earlier versions of transformers does.
+    """
+    if "cache" not in inspect.signature(model.forward).parameters:
+        name = type(model).__name__
+        raise IncompatiblePairError(
+            f"the {role} ({name}) keeps its state outside transformers' caches: {_remedy(role)}"
+        )
+
+
+def unfit_for_cache(model: Any, role: str, error: Exception) -> IncompatiblePairError:
+    """What to raise where a model's first pass over a cache fails."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    return IncompatiblePairError(
+        f"the {role} ({type(model).__name__}) does not take transformers' caches ({reason}): {_remedy(role)}"
+    )
+
+
+def _remedy(role: str) -> str:
+    return f"choose another {role}; speculation needs a cache of keys and values that can be shortened"

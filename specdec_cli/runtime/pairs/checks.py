@@ -303,7 +303,7 @@ def model_checks(sides: Sequence[Inspection], context: int | None) -> list[Check
         context: tokens that the user means to have in every cache; None where that was not said.
     """
     damaged = [
-        undecided("weights", f"the {side.role}'s files are damaged ({side.stored.damage}): download them again")
+        undecided("weights", f"the {side.role}'s {side.stored.damage}: download them again")
         for side in sides
         if side.skeleton is not None and side.stored.damage
     ]

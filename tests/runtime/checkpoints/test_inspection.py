@@ -146,7 +146,7 @@ def test_a_forward_that_needs_data_leaves_the_cache_open(checkpoint: Save, monke
 
     from specdec_cli.runtime.pairs.checks import roll_back
 
-    def needs_data(self: LlamaForCausalLM, *_: object, **__: object) -> None:
+    def needs_data(self: LlamaForCausalLM, cache: object = None, **_: object) -> None:
         raise NotImplementedError("aten::nonzero: meta tensors have no data")
 
     folder = checkpoint(tiny.model())

@@ -22,9 +22,11 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import _http, httpx
 from huggingface_hub.utils import logging as hub_logging
+from laws import generate
 from running import Specdec
 from safetensors.torch import load_file
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
     CLIPTextConfig,
@@ -34,10 +36,12 @@ from transformers import (
     dynamic_module_utils,
 )
 
+from specdec_cli.drafters.plain import NoDrafter
 from specdec_cli.errors import OutOfMemoryError, SpecdecError, UsageError
 from specdec_cli.runtime import devices
-from specdec_cli.runtime.checkpoints import build, inspection, plan
+from specdec_cli.runtime.checkpoints import families, inspection, plan
 from specdec_cli.runtime.devices import out_of_memory
+from specdec_cli.runtime.models.transformers_model import TransformersModel
 
 HUB_ID = "org/name"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -94,6 +98,12 @@ def test_what_can_be_no_hub_id_must_exist(place: str, role: str, tmp_path: Path)
 @ROLES
 def test_a_folder_without_a_checkpoint(role: str, tmp_path: Path) -> None:
     assert message_of(tmp_path, role, exit_code=2).endswith("is a folder with no config.json")
+
+
+@ROLES
+def test_an_adapter_without_its_model(role: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    assert "HERE is a folder with an adapter alone: merge it into its model" in message_of(tmp_path, role, exit_code=2)
 
 
 @ROLES
@@ -295,7 +305,7 @@ def test_offline_revision_and_trust_reach_every_loader(
     offline: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, dict[str, Any]] = {}
-    for auto in (inspection.AutoConfig, inspection.AutoTokenizer, build.AutoModelForCausalLM):
+    for auto in (inspection.AutoConfig, inspection.AutoTokenizer, families.AutoModelForCausalLM):
         real = auto.from_pretrained
 
         def record(*args: Any, _real: Any = real, _name: str = auto.__name__, **kwargs: Any) -> Any:
@@ -394,6 +404,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
             model=json.loads((f / "tokenizer.json").read_text(encoding="utf-8"))["model"] | {"merges": [["q", "q"]]},
         ),
         r"has no tokenizer that can be read: copy the original model's tokenizer files into it",
+    ),
+    "tokenizer of an unknown kind": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Nope"}}', encoding="utf-8"),
+        r"has no tokenizer that can be read: copy the original model's tokenizer files into it",
+    ),
+    "quantised by what nobody knows": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "moonquant"}),
+        r"was quantised by moonquant, which this transformers does not know: upgrade transformers",
     ),
     "config is no JSON": (
         lambda f: (f / "config.json").write_text('{"model_type": ', encoding="utf-8"),
@@ -503,6 +521,41 @@ def test_code_that_needs_a_package_names_it(copy: Path, code_cache: None) -> Non
     assert re.search(r"needs a package that is not installed.*a_package_that_nobody_has", message)
 
 
+def test_code_that_imports_what_transformers_no_longer_has(copy: Path, code_cache: None) -> None:
+    bring_code(copy, head="from transformers.cache_utils import CacheOfOld")
+    message = message_of(copy, trust_remote_code=True)
+    assert re.search(
+        r"its own Python code does not run with transformers 5\.\S+ \(cannot import name 'CacheOfOld'", message
+    )
+    assert message.endswith("or one whose code is newer")
+
+
+def test_code_that_fails_while_the_model_is_made(copy: Path, code_cache: None) -> None:
+    bring_code(copy)
+    file = copy / "mine.py"
+    body = "    def __init__(self, config):\n        self.a_method_of_old()\n"
+    file.write_text(file.read_text(encoding="utf-8") + body, encoding="utf-8")
+    message = message_of(copy, trust_remote_code=True)
+    assert re.search(r"its own Python code does not run with transformers .*a_method_of_old", message)
+
+
+def test_a_checkpoint_in_another_librarys_layers_gives_what_transformers_gives(tmp_path: Path) -> None:
+    """BitNet's, whose weights are rounded to three values as they are used."""
+    folder = tiny.save(tmp_path, tiny.model("llama"))
+    edit_json(
+        folder / "config.json",
+        quantization_config={"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    )
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map={"": "cpu"})
+    prompt = torch.tensor([[7, 80, 33, 41]])
+    expected = theirs.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    target = TransformersModel(tiny.load(folder).model, tiny.VOCAB_SIZE)
+    found, _ = generate(target, NoDrafter(target.device), prompt=prompt[0].tolist(), max_new_tokens=12)
+    assert found == expected[0, 4:].tolist()
+
+
 def test_a_quantised_checkpoint_whose_package_is_missing_names_it(copy: Path) -> None:
     edit_json(copy / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     message = message_of(copy)
@@ -571,7 +624,7 @@ def test_auto_keeps_the_stored_type_where_only_that_fits(
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """A GPU with hardly any memory. Lists the device maps that from_pretrained is given; CPU and disk do the rest."""
     maps: list[Any] = []
-    real = build.AutoModelForCausalLM.from_pretrained
+    real = families.AutoModelForCausalLM.from_pretrained
     on_cpu = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
     over_two = {"model.layers.1": "disk", **dict.fromkeys(on_cpu, "cpu")}
 
@@ -580,7 +633,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         places = over_two if device_map == "auto" else {"": "cpu"}
         return real(*args, device_map=places, offload_folder=tmp_path / "offloaded", **kwargs)
 
-    monkeypatch.setattr(build.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(families.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     monkeypatch.setattr(plan, "choose_device", lambda wanted, option: torch.device("cuda"))
     monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
     return maps
@@ -649,7 +702,7 @@ def test_other_errors_pass_through(error: Exception) -> None:
 def test_a_failed_allocation_while_weights_are_read(
     allocate: Callable[[], None], role: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: allocate())
+    monkeypatch.setattr(families.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: allocate())
     message = message_of(checkpoint, role, exit_code=4)
     assert message == f"not enough memory to load --{role} HERE: choose a smaller model or a 16-bit --dtype"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specdec_cli.runtime.layers import joined, packed
-from specdec_cli.runtime.layers.quantized_linear import Int8Linear
+from specdec_cli.runtime.layers.cut_head import can_be_cut
+from specdec_cli.runtime.layers.quantize import quantize
+from specdec_cli.runtime.layers.quantized_linear import Int8Linear, is_plain
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 
 JOINED = ("llama", "mistral", "qwen2", "qwen3")
@@ -70,6 +73,56 @@ def test_one_layer_of_another_kind_leaves_all_attention_alone() -> None:
     before = deepcopy(model)
     assert joined.join(model) == 2
     torch.testing.assert_close(walk(model), walk(before), atol=2e-5, rtol=1e-5)
+
+
+class OfAQuantiser(nn.Linear):
+    """It does with its weight what no other linear layer does, as BitNet's does."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(states, self.weight.sign() * self.weight.abs().mean(), self.bias)
+
+
+def of_another_class(layer: nn.Linear) -> None:
+    layer.__class__ = OfAQuantiser
+
+
+def with_a_hook(layer: nn.Linear) -> None:
+    layer.register_forward_hook(lambda module, args, states: 0.5 * states)
+
+
+class Codes(torch.Tensor):
+    """A weight as torchao has it: a tensor class of its own inside an ordinary linear layer."""
+
+
+def with_a_tensor_of_its_own(layer: nn.Linear) -> None:
+    layer._parameters["weight"] = layer.weight.detach().as_subclass(Codes)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("change", [of_another_class, with_a_hook, with_a_tensor_of_its_own])
+@pytest.mark.parametrize("which", ["all", "q_proj", "gate_proj"])
+def test_linear_layers_of_another_library_are_left_alone(which: str, change: Callable[[nn.Linear], None]) -> None:
+    """Joined, packed or rounded they would compute something else, or fail."""
+    before, after = tiny.model("llama"), tiny.model("llama")
+    for model in (before, after):
+        for name, layer in model.named_modules():
+            if type(layer) is nn.Linear and (which == "all" or name.endswith(which)):
+                change(layer)
+    linear = {name: layer for name, layer in after.named_modules() if isinstance(layer, nn.Linear)}
+    foreign = {name: layer for name, layer in linear.items() if not is_plain(layer)}
+    assert len(foreign) == (15 if which == "all" else 2)
+    assert joined.join(after) == (0 if which == "all" else 2)
+    torch.testing.assert_close(walk(after), walk(before), atol=2e-5, rtol=1e-5)
+    quantize(after, "int8", torch.device("cpu"), "--quantize")
+    packed.pack(after)
+    assert all(after.get_submodule(name) is layer for name, layer in foreign.items())
+    assert can_be_cut(after.get_output_embeddings()) == (which != "all")
+
+
+def test_a_linear_layer_of_bytes_is_not_plain() -> None:
+    layer = nn.Linear(8, 8)
+    assert is_plain(layer)
+    layer.weight = nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    assert not is_plain(layer)
 
 
 def test_other_attention_than_sdpa_is_left_alone() -> None:
