@@ -606,7 +606,7 @@ def test_a_model_that_sees_too_writes_text(kind: str, ask: Ask, specdec: Specdec
     )[0, prompt.shape[1] :].tolist()
     for source in ("none", draft, "early-exit:1", "lookahead"):
         code, out, err = specdec(
-            "generate", "what is this", "-t", folder, "-d", source, "-n", "16", "--k", "3", "--dtype", "float32",
+            "generate", "what is this", "-t", folder, "-d", source, "-n", "16", "--dtype", "float32",
             "--device", "cpu", "--ignore-eos", "--temperature", "0", "--format", "json",
         )  # fmt: skip
         assert code == 0, err

@@ -139,6 +139,32 @@ def test_a_part_under_another_name(model: PreTrainedModel, tmp_path: Path) -> No
     assert "model.gguf is one of 3 parts of a model, and its name does not tell which" in line(renamed)
 
 
+def test_a_name_of_a_part_on_a_file_that_knows_of_none(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Its head is missing, and would be tied."""
+    path = split(tmp_path / "parts", model)[0]
+    path.write_bytes(path.read_bytes().replace(b"split.count", b"splot.count"))
+    assert "m-00001-of-00003.gguf is called one of 3 parts, and its metadata know of none" in line(path)
+
+
+def test_layers_behind_the_last_are_not_left_out_without_a_word(model: PreTrainedModel, tmp_path: Path) -> None:
+    path = write_family(
+        tmp_path / "m.gguf", "llama", llama_keys(model.config) | {"block_count": 1}, tensors_of(model, "llama"),
+        Kind.F32, None,
+    )  # fmt: skip
+    assert "m.gguf has blk.1." in line(path)
+
+
+def test_tensors_that_overlap_are_refused(model: PreTrainedModel, tmp_path: Path) -> None:
+    path = whole(tmp_path / "m.gguf", model)
+    name = b"blk.1.ffn_up.weight"
+    content = bytearray(path.read_bytes())
+    at = content.index(name) + len(name) + 4 + 2 * 8 + 4  # dimensions, their sizes, the format; then the offset
+    offset = int.from_bytes(content[at : at + 8], "little")
+    content[at : at + 8] = (offset + 32).to_bytes(8, "little")
+    path.write_bytes(content)
+    assert "begins within blk.1.ffn_up.weight" in line(path)
+
+
 # ------------------------------------------------------------------------------------------- folders
 def projector(path: Path) -> Path:
     writer = gguf.GGUFWriter(path, "clip")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,16 @@ def split_set(path: Path) -> tuple[Path, ...]:
     """All files of the set that one belongs to, by their names, whether they are here or not; itself where it is none.
 
     Raises:
-        SpecdecError: it says that it is a part, and its name does not say which.
+        SpecdecError: it says that it is a part, and its name does not say which; or the other way round.
     """
-    count = int(_read(path)[0].get(SPLIT_COUNT, 1))
+    count, names = int(_read(path)[0].get(SPLIT_COUNT, 1)), parts_of(path)
+    if count < 2 and len(names) > 1:
+        raise SpecdecError(
+            f"{path.name} is called one of {len(names)} parts, and its metadata know of none: get the parts anew, or "
+            "give it another name if it is the whole model"
+        )
     if count < 2:
         return (path,)
-    names = parts_of(path)
     if len(names) != count:
         raise SpecdecError(
             f"{path.name} is one of {count} parts of a model, and its name does not tell which: call them "
@@ -191,7 +196,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
         table.append((name, shape, *cursor.numbers("IQ")))
     alignment = metadata.get("general.alignment") or DEFAULT_ALIGNMENT
     start = -(-cursor.position // alignment) * alignment
-    tensors = []
+    tensors, ends = [], {}
     for name, shape, code, offset in table:
         if code not in iter(GGMLQuantizationType):
             raise UnknownFormatError(f"{name} is in format {code}, which this gguf package does not know")
@@ -201,5 +206,11 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
         data = blob[start + offset : start + offset + prod(lines)]
         if len(data) < prod(lines):
             raise ValueError(f"it ends within {name}")
+        ends[offset] = (offset + prod(lines), name)
         tensors.append(StoredTensor(name, shape, kind, data.reshape(lines)))
+    for (_, (end, name)), (begin, (_, other)) in pairwise(sorted(ends.items())):
+        if begin < end:
+            raise ValueError(f"its {other} begins within {name}")
+    if len(ends) < len(tensors):
+        raise ValueError("two of its tensors lie at one place")
     return metadata, tensors

@@ -105,7 +105,9 @@ def require_all_tensors(file: GgufFile, model: PreTrainedModel) -> None:
             f"{file.name} lacks {absent[0]} (it has {len(wanted) - len(missing)} of the {len(wanted)} weights of a "
             f"{model.config.model_type}): get a whole file, or {OTHERWISE}"
         )
-    unused = [t.name for t in file.tensors if _place(t, places) not in wanted and not _is_harmless(t.name, model)]
+    layers = model.config.num_hidden_layers
+    further = range(layers, layers + int(file.metadata.get(f"{file.architecture}.nextn_predict_layers") or 0))
+    unused = [t.name for t in file.tensors if _place(t, places) not in wanted and not _is_harmless(t.name, further)]
     if unused:
         also = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         raise SpecdecError(
@@ -131,9 +133,10 @@ def _place(tensor: StoredTensor, places: Mapping[str, str]) -> str:
     return places.get(tensor.name) or places.get(_short(tensor.name)) or ""
 
 
-def _is_harmless(name: str, model: PreTrainedModel) -> bool:
-    behind = f"blk.{model.config.num_hidden_layers}."  # multi-token layers, which transformers leaves out too
-    return name in FACTOR_TENSORS or any(part in name for part in COMPUTED) or name.startswith(behind)
+def _is_harmless(name: str, further: range) -> bool:
+    """Whether a tensor may stay unused; `further` are layers for multi-token prediction, left out by transformers."""
+    multi_token = any(name.startswith(f"blk.{layer}.") for layer in further)
+    return name in FACTOR_TENSORS or any(part in name for part in COMPUTED) or multi_token
 
 
 def _same_size(file: GgufFile, stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
