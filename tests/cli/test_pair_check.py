@@ -361,6 +361,7 @@ def test_frequencies_that_follow_the_length_of_the_text(ask: Ask, tmp_path: Path
     code, document = ask(dynamic, long)
     check = named(document, "rotary embedding")
     assert (check["status"], check["remedy"]) == ("warn", "keep texts within 32 tokens")
+    assert named(document, "roll back")["status"] == "ok"
 
 
 def test_two_ids_swapped(ask: Ask, target: Path, swapped: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,7 @@ from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import Report, one_line_errors
 from specdec_cli.runtime.checkpoints.sizes import Sizes, Stored, num_parameters, sizes_of, stored_at
 from specdec_cli.runtime.models import positions
+from specdec_cli.runtime.models.rereading import text_frequencies
 from specdec_cli.runtime.models.transformers_model import (
     TransformersModel,
     require_cache_keyword,
@@ -284,7 +286,11 @@ def _inspect_cache(skeleton: PreTrainedModel, role: str) -> tuple[tuple[CacheLay
     cache = DynamicCache(config=skeleton.config)
     try:
         require_cache_keyword(skeleton, role)
-        skeleton(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), cache=cache, use_cache=True)
+        # Growing frequencies are chosen by the positions' values, which there are none of here.
+        frequencies = text_frequencies(skeleton, role)
+        still = nullcontext() if frequencies is None else frequencies.held(frequencies.like(1))
+        with still:
+            skeleton(input_ids=torch.zeros(1, 1, dtype=torch.long, device="meta"), cache=cache, use_cache=True)
         if all(layer.is_croppable for layer in cache.layers):
             return tuple(_cache_layer(layer) for layer in cache.layers), None
         # In the words of the rule that would refuse it.
