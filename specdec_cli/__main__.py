@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 from specdec_cli import streams
-from specdec_cli.errors import INTERRUPTED, TERMINATED, SpecdecError
+from specdec_cli.errors import HUNG_UP, INTERRUPTED, TERMINATED, SpecdecError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,28 +62,36 @@ def _fail_at(error: OSError) -> int:
     return _fail(f"{where}{error.strerror or error}", 1)
 
 
-class _Termination:
-    """SIGTERM as Ctrl-C: a command that is interrupted writes what it has. Then only the exit code differs."""
+class _Signals:
+    """SIGTERM and SIGHUP as Ctrl-C: an interrupted command writes what it has. Only the exit code differs then."""
 
     def __init__(self) -> None:
-        self.came = False
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not where the caller has it ignored
-            signal.signal(signal.SIGTERM, self._interrupt)
+        self._came: int | None = None
+        self._codes = {signal.SIGTERM: TERMINATED}
+        if sys.platform != "win32":
+            self._codes[signal.SIGHUP] = HUNG_UP
+        for number in self._codes:
+            if signal.getsignal(number) is signal.SIG_DFL:  # not where the caller has it ignored, as nohup has
+                signal.signal(number, self._interrupt)
 
-    def _interrupt(self, *_: object) -> None:
-        self.came = True
+    def _interrupt(self, number: int, _: object) -> None:
+        self._came = number
         raise KeyboardInterrupt
+
+    def exit_code(self, code: int) -> int:
+        """Of a command that ended with `code`."""
+        return code if self._came is None or code != INTERRUPTED else self._codes[signal.Signals(self._came)]
 
 
 def run() -> None:
     """The console script."""
-    termination = _Termination()
+    signals = _Signals()
     streams.prepare()
     try:
         code = _flushed(main())
     except KeyboardInterrupt:  # once more, while the first was told
         code = INTERRUPTED
-    sys.exit(TERMINATED if termination.came and code == INTERRUPTED else code)
+    sys.exit(signals.exit_code(code))
 
 
 def _flushed(code: int) -> int:

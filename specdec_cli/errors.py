@@ -1,7 +1,7 @@
 """What goes wrong for a user, as one line with its remedy, and the exit code a script sees.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 pair incompatible, 4 out of memory, 5 slower than asked,
-130 interrupted by Ctrl-C, 143 by SIGTERM.
+130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP (the terminal was closed).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class OutOfMemoryError(SpecdecError):
 SLOWER = 5
 INTERRUPTED = 130
 TERMINATED = 143
+HUNG_UP = 129
 
 
 class InterruptedByUser(SpecdecError):

@@ -12,6 +12,7 @@ November 2026.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Callable
@@ -212,15 +213,30 @@ def _llama_cpp(r: Recommendation) -> str:
 
 
 def _gguf_names(r: Recommendation) -> tuple[str, str]:
-    """Target and draft as llama.cpp can read them: what is no GGUF file yet gets the name of one."""
-    target = r.target if r.target_is_gguf else f"{PurePath(r.target).name}.gguf"
-    draft = r.draft if r.draft_is_gguf else f"{PurePath(r.draft).name}.gguf"
+    """Target and draft as llama.cpp can read them: what is no GGUF file here gets the name of one."""
+    target, draft = (
+        _hub_file(source)[1] if is_gguf else f"{PurePath(source).name}.gguf"
+        for source, is_gguf in ((r.target, r.target_is_gguf), (r.draft, r.draft_is_gguf))
+    )
     return target, draft if draft != target or r.draft_is_gguf else f"draft-{draft}"
 
 
+def _hub_file(source: str) -> tuple[str, str]:
+    """Repository and file of `org/repo:file.gguf`; no repository where it is a path."""
+    repo, colon, name = source.partition(":")
+    return (repo, name) if colon and re.fullmatch(r"[\w.-]+/[\w.-]+", repo) else ("", source)
+
+
 def _llama_cpp_notes(r: Recommendation) -> list[str]:
-    pairs = zip(_gguf_names(r), (r.target, r.draft), strict=True)
-    return [f"First, with convert_hf_to_gguf.py of llama.cpp: {s} to {name}" for name, s in pairs if name != s]
+    notes = []
+    sources = ((r.target, r.target_is_gguf), (r.draft, r.draft_is_gguf))
+    for name, (source, is_gguf) in zip(_gguf_names(r), sources, strict=True):
+        repo, file = _hub_file(source)
+        if is_gguf and repo:
+            notes.append(f"First: {shlex.join(['hf', 'download', repo, file, '--local-dir', '.'])}")
+        elif not is_gguf:
+            notes.append(f"First, with convert_hf_to_gguf.py of llama.cpp: {source} to {name}")
+    return notes
 
 
 def _mlx(r: Recommendation) -> str:
@@ -274,8 +290,8 @@ def _load(name: str, source: str, is_gguf: bool) -> str:
 def _from_pretrained(source: str, is_gguf: bool) -> str:
     if not is_gguf:
         return _python_text(source)
-    repo, colon, name = source.partition(":")
-    if colon and not PurePath(source).is_absolute():  # org/repo:file.gguf
+    repo, name = _hub_file(source)
+    if repo:
         return f"{_python_text(repo)}, gguf_file={_python_text(name)}"
     path = PurePath(source)
     return f"{_python_text(str(path.parent))}, gguf_file={_python_text(path.name)}"

@@ -336,11 +336,12 @@ def test_what_is_whole_takes_its_place(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process's handler, put back afterwards; its streams are left to the tests."""
-    before = signal.getsignal(signal.SIGTERM)
+    """The process's handlers, put back afterwards; its streams are left to the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(streams, "prepare", lambda: None)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def wait_for(signal_number: int) -> int:
@@ -354,9 +355,10 @@ def wait_for(signal_number: int) -> int:
 
 
 @pytest.mark.usefixtures("own_signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_sigterm_is_ctrl_c_with_another_code(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_other_signals_are_ctrl_c_with_another_code(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     monkeypatch.setattr(__main__, "main", lambda: wait_for(number))
     with pytest.raises(SystemExit) as ended:
         __main__.run()
@@ -364,13 +366,15 @@ def test_sigterm_is_ctrl_c_with_another_code(monkeypatch: pytest.MonkeyPatch, nu
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_sigterm_that_the_caller_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_the_caller_ignores_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As nohup does."""
+    signal.signal(number, signal.SIG_IGN)
     monkeypatch.setattr(__main__, "main", lambda: 0)
     with pytest.raises(SystemExit) as ended:
         __main__.run()
     assert ended.value.code == 0
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 def test_a_process_that_is_terminated_writes_what_it_has(generated: tuple[str, ...], tmp_path: Path) -> None:

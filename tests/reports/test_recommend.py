@@ -153,6 +153,14 @@ def test_transformers_greedy_and_prompt_lookup() -> None:
     assert "temperature" not in generate
 
 
+def test_llama_cpp_gets_a_file_of_the_hub_by_its_name() -> None:
+    pair = replace(PAIR, target="org/big:Q4/m.gguf", draft="org/small:m.gguf", target_is_gguf=True, draft_is_gguf=True)
+    text = export(pair, "llama.cpp")
+    assert "-m Q4/m.gguf -md m.gguf" in text
+    assert "# First: hf download org/big Q4/m.gguf --local-dir .\n" in text
+    assert "# First: hf download org/small m.gguf --local-dir .\n" in text
+
+
 def test_transformers_reads_gguf_by_folder_and_name() -> None:
     facts = python_facts(export(replace(PAIR, draft="/m/it's/d.gguf", draft_is_gguf=True), "transformers"))
     assert facts["draft"] == ("/m/it's", {"gguf_file": "d.gguf", "dtype": "auto"})

@@ -76,7 +76,9 @@ class PairOptions(ABC):
             help="A pair by name or YAML file (default: demo, unless --target is given).",
         ),
     ] = None
-    target: Annotated[str | None, option("--target", "-t", panel=MODELS, help="Folder, .gguf file or hub id.")] = None
+    target: Annotated[
+        str | None, option("--target", "-t", panel=MODELS, help="Folder, .gguf file, hub id, or org/repo:file.gguf.")
+    ] = None
 
     @property
     @abstractmethod
@@ -326,7 +328,9 @@ def _require_path(target: str) -> None:
     """Refuse what can only be meant as a path, and leads nowhere; a hub id is looked up later."""
     is_path = target.startswith((".", "/", "~")) or target.endswith(".gguf") or target.count("/") > 1
     if is_path and not Path(target).expanduser().exists():
-        raise UsageError(f"--target {target} does not exist: give a folder, a .gguf file or a hub id")
+        raise UsageError(
+            f"--target {target} does not exist: give a folder, a .gguf file, a hub id or org/repo:file.gguf"
+        )
 
 
 def _require_vocab(value: str) -> None:

@@ -144,14 +144,19 @@ def gguf_damage(error: BaseException, option: str, path: Path) -> SpecdecError:
     )
 
 
-def gguf_failure(error: BaseException, option: str, path: Path) -> SpecdecError:
-    """The same for a GGUF file that is whole, and that transformers and the gguf package make no folder of."""
+def gguf_failure(error: BaseException, option: str, path: Path, folder: Path) -> SpecdecError:
+    """The same for a GGUF file that is whole, and that transformers and the gguf package make no folder of.
+
+    Args:
+        folder: where the conversion is written.
+    """
     if isinstance(error, ImportError):
         return _gguf_package(path)
     reason = " ".join(str(error).split())[:200]
     if "No space left" in reason:
         return SpecdecError(
-            f"{option} {path.name} cannot be converted ({reason}): free some, or set SPECDEC_CACHE to another disk"
+            f"{option} {path.name} cannot be converted (no space left in {folder}): free some, or set SPECDEC_CACHE to "
+            "another disk"
         )
     return SpecdecError(f"{option} {path.name} cannot be converted ({reason}): use the model's safetensors")
 

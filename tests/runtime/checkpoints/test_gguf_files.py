@@ -139,6 +139,34 @@ def test_a_part_under_another_name(model: PreTrainedModel, tmp_path: Path) -> No
     assert "model.gguf is one of 3 parts of a model, and its name does not tell which" in line(renamed)
 
 
+def test_parts_under_the_names_of_a_smaller_set(model: PreTrainedModel, tmp_path: Path) -> None:
+    paths = split(tmp_path / "parts", model)
+    first, _ = (path.rename(tmp_path / f"n-0000{i}-of-00002.gguf") for i, path in enumerate(paths[:2], start=1))
+    assert "n-00001-of-00002.gguf is called one of 2 parts, and its metadata say that there are 3" in line(first)
+
+
+def test_the_part_that_is_damaged_is_named(model: PreTrainedModel, tmp_path: Path) -> None:
+    paths = split(tmp_path / "parts", model)
+    paths[1].write_bytes(paths[1].read_bytes()[:-64])
+    assert "m-00001-of-00003.gguf cannot be read (part m-00002-of-00003.gguf: it ends within " in line(paths[0])
+
+
+def test_a_format_of_the_future(model: PreTrainedModel, tmp_path: Path) -> None:
+    path = whole(tmp_path / "m.gguf", model)
+    content = path.read_bytes()
+    name = b"output_norm.weight"
+    at = content.index(name) + len(name) + 4 + 8  # how many dimensions, and the size of its only one
+    path.write_bytes(content[:at] + (99).to_bytes(4, "little") + content[at + 4 :])
+    message = line(path)
+    assert message.startswith("--target m.gguf has output_norm.weight in format 99, which this gguf package does not")
+
+
+@pytest.mark.parametrize("key", ["attention.head_count", "block_count", "embedding_length", "attention.head_count_kv"])
+def test_sizes_of_nothing(key: str, model: PreTrainedModel, tmp_path: Path) -> None:
+    path = whole(tmp_path / "m.gguf", model, **{key: 0})
+    assert line(path) == f"--target m.gguf has llama.{key} = 0, which no model has: download it again"
+
+
 def test_a_name_of_a_part_on_a_file_that_knows_of_none(model: PreTrainedModel, tmp_path: Path) -> None:
     """Its head is missing, and would be tied."""
     path = split(tmp_path / "parts", model)[0]

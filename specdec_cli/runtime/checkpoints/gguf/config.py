@@ -43,6 +43,8 @@ EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 WINDOW = {"attention.sliding_window": "sliding_window"}
+# Keys that no decoder leaves at 0.
+SIZES = words("block_count embedding_length attention.head_count attention.head_count_kv attention.key_length")
 # Keys that say nothing about the computation, or the same as the tensors.
 HARMLESS = words(
     "vocab_size tensor_data_layout rope.scaling.finetuned pooling_type use_parallel_residual",
@@ -255,6 +257,8 @@ def _fields(file: GgufFile, family: Family) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, attribute in family.fields.items():
         value = file.get(key)
+        if value is not None and key in SIZES and not _all_positive(value):
+            raise SpecdecError(f"{file.name} has {_full(file, key)} = {value}, which no model has: download it again")
         if isinstance(value, list):
             if len(set(value)) > 1:
                 raise SpecdecError(f"{file.name} has another {_full(file, key)} in each layer: {OTHERWISE}")
@@ -266,6 +270,12 @@ def _fields(file: GgufFile, family: Family) -> dict[str, Any]:
     if heads and "head_dim" not in made and not family.partial and file.get("rope.dimension_count"):
         made["head_dim"] = file.get("rope.dimension_count")
     return {name: value for name, value in made.items() if value is not None or name in family.fields.values()}
+
+
+def _all_positive(value: Any) -> bool:
+    """Whether a size, or each of a list of them, is a whole number above 0."""
+    sizes = value if isinstance(value, list) else [value]
+    return bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
 
 
 def _full(file: GgufFile, key: str) -> str:

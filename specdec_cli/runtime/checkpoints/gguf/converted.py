@@ -122,7 +122,7 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         if not fails_reading(error):
             raise
         if not (folder / "config.json").is_file():  # else another process was faster
-            raise gguf_failure(error, option, path) from error
+            raise gguf_failure(error, option, path, folder.parent) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder

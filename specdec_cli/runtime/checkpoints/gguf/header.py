@@ -130,6 +130,11 @@ def split_set(path: Path) -> tuple[Path, ...]:
         )
     if count < 2:
         return (path,)
+    if len(names) > 1 and len(names) != count:
+        raise SpecdecError(
+            f"{path.name} is called one of {len(names)} parts, and its metadata say that there are {count}: give all "
+            "of them the names that they had"
+        )
     if len(names) != count:
         raise SpecdecError(
             f"{path.name} is one of {count} parts of a model, and its name does not tell which: call them "
@@ -154,13 +159,21 @@ def read_gguf(path: Path) -> GgufFile:
             f"{path.name} is one of {len(paths)} parts, of which {missing[0]}{also} is not here: "
             "put all of them into one folder"
         )
-    parts = [_read(p) for p in paths]
+    parts = [_read_part(p) if len(paths) > 1 else _read(p) for p in paths]
     if len(parts) > 1:
         _require_one_set(paths, [metadata for metadata, _ in parts], sum(len(tensors) for _, tensors in parts))
     metadata = parts[0][0]
     if "general.architecture" not in metadata:
         raise ValueError("its metadata name no architecture")
     return GgufFile(paths, metadata, tuple(t for _, tensors in parts for t in tensors))
+
+
+def _read_part(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
+    """One of several, named where it is damaged."""
+    try:
+        return _read(path)
+    except (ValueError, LookupError, struct.error) as error:
+        raise ValueError(f"part {path.name}: {error}") from error
 
 
 def _require_one_set(paths: Sequence[Path], parts: Sequence[Mapping[str, Any]], num_tensors: int) -> None:
@@ -199,7 +212,10 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
     tensors, ends = [], {}
     for name, shape, code, offset in table:
         if code not in iter(GGMLQuantizationType):
-            raise UnknownFormatError(f"{name} is in format {code}, which this gguf package does not know")
+            raise UnknownFormatError(
+                f"{path.name} has {name} in format {code}, which this gguf package does not know: upgrade gguf, or "
+                "use the model's safetensors"
+            )
         kind = GGMLQuantizationType(code)
         weights, size = GGML_QUANT_SIZES[kind]
         lines = (*shape[:-1], shape[-1] // weights * size)
