@@ -15,7 +15,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from specdec_cli.errors import IncompatiblePairError, UsageError
+from specdec_cli.reports.export_heads import SGLANG, VLLM, sglang_words, vllm_config
 from specdec_cli.settings import NO_DRAFT
 
 PROMPT_LOOKUP = "ngram"
@@ -44,6 +45,7 @@ class Recommendation:
         tokens_differing_from_id_5: ids of at least 5 that both have rows for and whose token texts differ.
         target_is_gguf, draft_is_gguf: the source is a GGUF file.
         lookup_max, lookup_min: the longest and the shortest n-gram that prompt lookup matches.
+        head: the kind of a trained head, as `export_heads` names them; None where the draft is none.
     """
 
     target: str
@@ -63,6 +65,7 @@ class Recommendation:
     draft_is_gguf: bool = False
     lookup_max: int | None = None
     lookup_min: int | None = None
+    head: str | None = None
 
     def __post_init__(self) -> None:
         if self.draft == NO_DRAFT:
@@ -73,7 +76,7 @@ class Recommendation:
             raise ValueError(f"a temperature is 0 or above, got {self.temperature}")
         if self.is_prompt_lookup and (self.lookup_max is None or self.lookup_min is None):
             raise ValueError("prompt lookup needs lookup_max and lookup_min")
-        if not self.is_prompt_lookup and self.draft_vocab_size is None:
+        if not self.is_prompt_lookup and self.head is None and self.draft_vocab_size is None:
             raise ValueError("a draft model needs draft_vocab_size")
 
     @property
@@ -93,6 +96,7 @@ class Tool:
         refusal: why the tool would refuse this pair of models; None where it takes it.
         acceptance: what it does above temperature 0, and what that means for the acceptance measured here.
         notes: what else its user must know, as lines.
+        heads: the kinds of trained heads that it has a form for.
     """
 
     name: str
@@ -101,6 +105,7 @@ class Tool:
     acceptance: str
     prompt_lookup: Callable[[Recommendation], str] | None = None
     notes: Callable[[Recommendation], list[str]] = lambda _: []
+    heads: Collection[str] = ()
 
 
 def export(recommendation: Recommendation, tool: str) -> str:
@@ -119,6 +124,9 @@ def export(recommendation: Recommendation, tool: str) -> str:
             able = " and ".join(name for name, other in TOOLS.items() if other.prompt_lookup is not None)
             raise UsageError(f"--export {tool} has no form for prompt lookup: {able} have, or name a draft model")
         write = chosen.prompt_lookup
+    if recommendation.head is not None and recommendation.head not in chosen.heads:
+        able = " and ".join(name for name, other in TOOLS.items() if recommendation.head in other.heads)
+        raise UsageError(f"--export {tool} has no form for a {recommendation.head} head here: {able} have")
     reason = chosen.refusal(recommendation)
     if reason is not None:
         raise IncompatiblePairError(
@@ -145,7 +153,7 @@ def _comments(recommendation: Recommendation, tool: Tool) -> str:
 
 # ------------------------------------------------------------------------------------------- refusals
 def _unequal_rows(r: Recommendation) -> str | None:
-    if r.is_prompt_lookup or r.target_vocab_size == r.draft_vocab_size:
+    if r.is_prompt_lookup or r.head is not None or r.target_vocab_size == r.draft_vocab_size:
         return None
     return f"their configs' vocab_size must be equal, and are {r.target_vocab_size:,} and {r.draft_vocab_size:,}"
 
@@ -189,6 +197,8 @@ def _vllm(r: Recommendation, speculation: dict[str, Any]) -> str:
 
 
 def _vllm_draft_model(r: Recommendation) -> str:
+    if r.head is not None:
+        return _vllm(r, vllm_config(r.head, r.draft, r.k))
     return _vllm(r, {"method": "draft_model", "model": r.draft, "num_speculative_tokens": r.k})
 
 
@@ -199,6 +209,8 @@ def _vllm_prompt_lookup(r: Recommendation) -> str:
 
 def _sglang(r: Recommendation) -> str:
     words = ["python", "-m", "sglang.launch_server", "--model-path", r.target]
+    if r.head is not None:
+        return shlex.join([*words, *sglang_words(r.head, r.draft, r.k)])
     words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", r.draft]
     words += ["--speculative-num-steps", str(r.k), "--speculative-eagle-topk", "1"]
     words += ["--speculative-num-draft-tokens", str(r.k + 1)]
@@ -318,8 +330,8 @@ UNCHECKED = "accepts by a rule that was not checked here, so acceptance may diff
 COPIED = "accepts a copied token with the target's probability for it, as specdec does, so acceptance carries over"
 
 TOOLS = {
-    "vllm": Tool("vLLM", _vllm_draft_model, _unequal_rows, GREEDY_DRAFT, _vllm_prompt_lookup, _gguf_notes),
-    "sglang": Tool("SGLang", _sglang, _never, GREEDY_DRAFT, notes=_gguf_notes),
+    "vllm": Tool("vLLM", _vllm_draft_model, _unequal_rows, GREEDY_DRAFT, _vllm_prompt_lookup, _gguf_notes, VLLM),
+    "sglang": Tool("SGLang", _sglang, _never, GREEDY_DRAFT, notes=_gguf_notes, heads=SGLANG),
     "llama.cpp": Tool("llama.cpp", _llama_cpp, _llama_cpp_refusal, COMPARED, notes=_llama_cpp_notes),
     "transformers": Tool("transformers", _transformers_draft_model, _unequal_rows, SAME, _transformers_prompt_lookup),
     "mlx": Tool("mlx_lm", _mlx, _mlx_refusal, COMPARED),

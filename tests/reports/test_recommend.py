@@ -153,6 +153,54 @@ def test_transformers_greedy_and_prompt_lookup() -> None:
     assert "temperature" not in generate
 
 
+HEAD = replace(PAIR, draft="/heads/one", draft_vocab_size=None, head="eagle3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("eagle", {"method": "eagle", "model": "/heads/one"}),
+        ("eagle3", {"method": "eagle3", "model": "/heads/one"}),
+        ("medusa", {"method": "medusa", "model": "/heads/one"}),
+        ("mtp", {"method": "mtp"}),
+        ("peagle", {"method": "eagle3", "parallel_drafting": True, "model": "/heads/one"}),
+        ("dflash", {"method": "dflash", "model": "/heads/one"}),
+        ("dspark", {"method": "dspark", "model": "/heads/one"}),
+    ],
+)
+def test_vllm_is_told_of_heads(kind: str, expected: dict[str, object]) -> None:
+    words = shell_words(export(replace(HEAD, head=kind), "vllm"))
+    assert words[:3] == ["vllm", "serve", HEAD.target]
+    assert json.loads(words[words.index("--speculative-config") + 1]) == {**expected, "num_speculative_tokens": HEAD.k}
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "place", "others"),
+    [
+        ("eagle", "EAGLE", True, {"num-steps": 0, "eagle-topk": None, "num-draft-tokens": 1}),
+        ("eagle3", "EAGLE3", True, {"num-steps": 0, "eagle-topk": None, "num-draft-tokens": 1}),
+        ("mtp", "EAGLE", False, {"num-steps": 0, "eagle-topk": None, "num-draft-tokens": 1}),
+        ("dflash", "DFLASH", True, {"num-draft-tokens": 1}),
+        ("dspark", "DSPARK", True, {"dspark-block-size": 0}),
+    ],
+)
+def test_sglang_is_told_of_heads(kind: str, algorithm: str, place: bool, others: dict[str, int | None]) -> None:
+    """Numbers are K and so many; None is 1."""
+    words = shell_words(export(replace(HEAD, head=kind), "sglang"))[5:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    expected = {f"--speculative-{name}": str(1 if more is None else HEAD.k + more) for name, more in others.items()}
+    expected["--speculative-algorithm"] = algorithm
+    if place:
+        expected["--speculative-draft-model-path"] = "/heads/one"
+    assert given == expected
+
+
+@pytest.mark.parametrize(("kind", "tool"), [("medusa", "sglang"), ("peagle", "sglang"), ("eagle3", "llama.cpp")])
+def test_a_tool_without_a_form_for_a_head_says_who_has_one(kind: str, tool: str) -> None:
+    with pytest.raises(UsageError, match=f"--export {tool} has no form for a {kind} head here: vllm"):
+        export(replace(HEAD, head=kind), tool)
+
+
 def test_llama_cpp_gets_a_file_of_the_hub_by_its_name() -> None:
     pair = replace(PAIR, target="org/big:Q4/m.gguf", draft="org/small:m.gguf", target_is_gguf=True, draft_is_gguf=True)
     text = export(pair, "llama.cpp")
