@@ -93,6 +93,7 @@ def generate(options: GenerateOptions) -> int:
     models = choose_models(options.pair, options.loading)
     (draft,) = models.drafts
     sampling = options.sampling.settings(options.temperature)
+    options.sampling.require_use([options.temperature])
     generation = options.settings(models)
     require_files({"--output": options.output.output, "--trace": options.trace})
     if options.show_draft and options.output_format is not TextFormat.text:

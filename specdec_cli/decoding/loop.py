@@ -319,8 +319,8 @@ def _unpack(packed: Tensor, draft: Draft, most: int) -> _Judged:
     values: list[float] = packed.tolist()
     if not all(map(math.isfinite, values)):
         raise SpecdecError(
-            "the models' logits are not numbers: use --dtype float32 (float16 overflows in some models), or "
-            "download the weights again"
+            "the models' logits are not numbers: in float16, which overflows in some models, use --dtype float32; else "
+            "the weights are damaged: download them again"
         )
     num_drafted = len(draft.token_ids)
     rest = iter(values[1:])
