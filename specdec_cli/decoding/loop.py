@@ -25,10 +25,9 @@ from specdec_cli.decoding.draft_length import DraftLength, Fixed, Outcome
 from specdec_cli.decoding.model import CachedModel, repeater_of
 from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.seeds import draft_seed
-from specdec_cli.decoding.states import PendingStates
 from specdec_cli.decoding.stopping import FinishReason, Stopping
 from specdec_cli.decoding.tree import Tree, ancestors, verify_tree
-from specdec_cli.drafters.base import Context, Draft, Drafter, taps_of
+from specdec_cli.drafters.base import Context, Draft, Drafter
 from specdec_cli.errors import SpecdecError
 from specdec_cli.settings import SamplingSettings
 
@@ -134,19 +133,13 @@ class Generation:
         self._generator = torch.Generator(target.device).manual_seed(seed)
         self._draft_generator = torch.Generator(drafter.device).manual_seed(draft_seed(seed))
 
-        self._taps = taps_of(drafter)
-        target.tap(self._taps)  # also where there are none: the generation before may have had some
-        self._states = PendingStates()
-
         started = clock()
         with torch.inference_mode():
             target.reset()
             if len(prompt_ids) > 1:
                 target.forward(torch.tensor(prompt_ids[:-1], device=target.device), num_logits=1)
-                if self._taps:
-                    self._states.add(target.take_states())
             target.roll_back(0)
-            drafter.reset(Context(self._committed, states=self._states))
+            drafter.reset(Context(self._committed))
         self.prefill_s = clock() - started
 
     def __iter__(self) -> Iterator[Step]:
@@ -168,15 +161,12 @@ class Generation:
         num_draft_tokens = min(wanted, room)
 
         started = clock()
-        context = Context(self._committed, self._draft_length.limit, self._states)
+        context = Context(self._committed, self._draft_length.limit)
         draft = self._drafter.propose(context, num_draft_tokens, self._draft_generator)
         proposed = clock()
         draft = draft.on(target.device)
-        states: Tensor | None = None
-        repeated = self._repeated(draft)
-        if repeated is not None:
-            packed, *more = repeated
-            states = more[0] if more else None
+        packed = self._repeated(draft)
+        if packed is not None:
             verified = clock()
         else:
             block = torch.cat([torch.tensor(self._committed[-1:], device=target.device), draft.token_ids])
@@ -184,7 +174,6 @@ class Generation:
                 logits = target.forward(block, num_logits=len(block))
             else:
                 logits = target.forward_tree(block, draft.parents)
-            states = target.take_states() if self._taps else None
             verified = clock()
             prefix = self._prefix(draft)
             packed = _judge(logits, draft, self._sampling, prefix, self._generator, self._simulated_acceptance)
@@ -192,13 +181,8 @@ class Generation:
         drafted, num_accepted = judged.drafted, judged.num_accepted
         if judged.path is None:
             target.roll_back(len(drafted) - num_accepted)
-            if states is not None:
-                self._states.add(states[: num_accepted + 1].clone())
         else:
-            path = [0, *(place + 1 for place in judged.path)]
-            target.keep_path(len(draft.token_ids) + 1, path)
-            if states is not None:
-                self._states.add(states[path])
+            target.keep_path(len(draft.token_ids) + 1, [0, *(place + 1 for place in judged.path)])
         self._drafter.observe(num_accepted, judged.predictions)
 
         emitted = [*drafted[:num_accepted], judged.next_token_id]
@@ -239,22 +223,22 @@ class Generation:
             tree=judged.tree,
         )
 
-    def _repeated(self, draft: Draft) -> tuple[Tensor, ...] | None:
-        """Pass, judgement and wanted states as one launch; None where the target cannot, or the draft is a tree."""
+    def _repeated(self, draft: Draft) -> Tensor | None:
+        """Pass and judgement as one launch; None where the target cannot, or the draft is a tree."""
         if self._repeater is None or draft.parents is not None:
             return None
         last = torch.tensor(self._committed[-1:])
-        key = ("verify", self._sampling, self._simulated_acceptance, draft.wants_predictions, self._taps)
+        key = ("verify", self._sampling, self._simulated_acceptance, draft.wants_predictions)
 
-        def verify_all(last: Tensor, token_ids: Tensor, probs: Tensor | None = None) -> tuple[Tensor, ...]:
+        def verify_all(last: Tensor, token_ids: Tensor, probs: Tensor | None = None) -> tuple[Tensor]:
             block = torch.cat([last, token_ids])
             logits = self._target.forward(block, num_logits=len(block))
             given = replace(draft, token_ids=token_ids, probs=probs)
-            packed = _judge(logits, given, self._sampling, None, self._generator, self._simulated_acceptance)
-            return (packed, self._target.take_states()) if self._taps else (packed,)
+            return (_judge(logits, given, self._sampling, None, self._generator, self._simulated_acceptance),)
 
         inputs = (last, draft.token_ids) if draft.probs is None else (last, draft.token_ids, draft.probs)
-        return self._repeater.repeat(key, verify_all, inputs, len(draft.token_ids) + 1, self._generator)
+        repeated = self._repeater.repeat(key, verify_all, inputs, len(draft.token_ids) + 1, self._generator)
+        return None if repeated is None else repeated[0]
 
     def _prefix(self, draft: Draft) -> Tensor | None:
         if self._sampling.repetition_penalty == 1.0:

@@ -8,8 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec_cli.decoding.states import Tap
-
 
 class ChainModel(Protocol):
     """A causal language model with its cache: what a draft model must be."""
@@ -84,21 +82,6 @@ class CachedModel(ChainModel, Protocol):
 
     def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
         """Of the last `num_tokens` tokens keep those at the places `path`, from 0 and ascending; forget the others."""
-        ...
-
-    def tap(self, taps: Sequence[Tap]) -> None:
-        """From now on hand out hidden states with each pass, from these places alone; from none, which costs nothing.
-
-        Raises:
-            IncompatiblePairError: its layers cannot be told apart, or there are fewer.
-        """
-        ...
-
-    def take_states(self) -> Tensor:
-        """[n, sum of widths] hidden states of the n tokens of the last pass, those of each tap side by side.
-
-        In the model's number type, on its device, in the order of the pass, a tree's tokens included; of a pass, once.
-        """
         ...
 
 

@@ -7,14 +7,13 @@ it has, and a drafter never knows how its guesses are judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec_cli.decoding.model import CachedModel, ChainModel
-from specdec_cli.decoding.states import PendingStates, Tap
 from specdec_cli.settings import SamplingSettings
 
 
@@ -25,13 +24,10 @@ class Context:
     Attributes:
         token_ids: every committed id, prompt included; the last one is in no cache yet.
         limit: how many tokens one of several sources, by its name, may draft; None: as many as are asked for.
-        states: the target's hidden states of every committed token but the last that the drafter has not taken yet;
-            nothing ever comes where it has no taps (see `taps_of`).
     """
 
     token_ids: Sequence[int]
     limit: Callable[[str], int] | None = None
-    states: PendingStates = field(default_factory=PendingStates)
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """A source of guesses. One that reads the target's hidden states says which: see `taps_of`."""
+    """A source of guesses."""
 
     @property
     def device(self) -> torch.device:
@@ -100,12 +96,6 @@ class Drafter(Protocol):
                 behind each drafted one.
         """
         ...
-
-
-def taps_of(drafter: Drafter) -> tuple[Tap, ...]:
-    """Where a drafter reads the target's hidden states: its own `taps`, or nowhere where it has no such attribute."""
-    taps: tuple[Tap, ...] = getattr(drafter, "taps", ())
-    return taps
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from specdec_cli.decoding.states import Tap
-from specdec_cli.drafters.base import Context, Draft, Drafter, taps_of
+from specdec_cli.drafters.base import Context, Draft, Drafter
 
 
 class Composition:
@@ -25,10 +24,6 @@ class Composition:
         if len(devices) != 1:
             raise ValueError(f"the parts of a composition draft on one device, not on {len(devices)}")
         (self.device,) = devices
-        tapped = [taps for _, part in parts if (taps := taps_of(part))]
-        if len(tapped) > 1:
-            raise ValueError(f"one part of a composition reads the target's hidden states, not {len(tapped)}")
-        self.taps: tuple[Tap, ...] = tapped[0] if tapped else ()
         self._parts = tuple(parts)
         self._asked: list[Drafter] = []
 

@@ -310,8 +310,6 @@ class Model:
         return self.table.index_select(0, token_ids)[-num_logits:]
     def roll_back(self, num_tokens):
         self.length -= num_tokens
-    def tap(self, taps):
-        assert not taps
 
 torch.tensor, torch.Generator, loop._unpack = tensor, Generator, unpack
 with FakeTensorMode():

@@ -13,7 +13,6 @@ from torch import Tensor
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.model import CachedModel
 from specdec_cli.decoding.sampling import logits_to_probs
-from specdec_cli.decoding.states import Tap
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
 from specdec_cli.drafters.draft_model import DraftModel
@@ -102,13 +101,6 @@ class BagModel:
     def roll_back(self, num_tokens: int) -> None:
         assert 0 <= num_tokens <= len(self._ids)
         del self._ids[len(self._ids) - num_tokens :]
-
-    def tap(self, taps: Sequence[Tap]) -> None:
-        """It has no hidden states, and its drafters read none."""
-        assert not taps
-
-    def take_states(self) -> Tensor:
-        raise NotImplementedError
 
     def require_trees(self, asked_by: str) -> None:
         """It can."""

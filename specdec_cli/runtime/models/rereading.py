@@ -173,7 +173,6 @@ class RereadingModel(TransformersModel):
     def reset(self) -> None:
         """Start with an empty cache."""
         super().reset()
-        self._earlier: list[Tensor] = []  # states of a block's passes before its last one
         self._ids = torch.empty(0, dtype=torch.long, device=self.device)  # [length], what the cache holds
 
     def prepare_for(self, length: int) -> None:
@@ -197,11 +196,7 @@ class RereadingModel(TransformersModel):
         if alike < num_logits:
             end = len(token_ids) - num_logits + alike
             logits = self.forward(token_ids[:end], alike)
-            seen = [] if self._taps is None else [self.take_states()]
-            rest = self.forward(token_ids[end:], num_logits - alike)
-            self._earlier = [*seen, *self._earlier]
-            return torch.cat([logits, rest])
-        self._earlier = []
+            return torch.cat([logits, self.forward(token_ids[end:], num_logits - alike)])
         self.prepare_for(first)
         self._ids = torch.cat([self._ids, token_ids])
         return super().forward(token_ids, num_logits)
@@ -209,7 +204,6 @@ class RereadingModel(TransformersModel):
     def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
         """Append a token and a tree behind it; rows deeper than `block_limit` have the frequencies of the others."""
         self.prepare_for(self.length + 1)
-        self._earlier = []
         self._ids = torch.cat([self._ids, token_ids])
         return super().forward_tree(token_ids, parents)
 
@@ -217,11 +211,6 @@ class RereadingModel(TransformersModel):
         """One pass of this model, or of a part of it, with the frequencies that the cached keys have."""
         with self._frequencies.held(self._lengths):
             return super().logits_of(model, cache, token_ids, num_logits, **inputs)
-
-    def take_states(self) -> Tensor:
-        """[n, sum of widths] hidden states of the n tokens of the last block, however many passes it took."""
-        seen, self._earlier = [*self._earlier, super().take_states()], []
-        return torch.cat(seen)
 
     def roll_back(self, num_tokens: int) -> None:
         """Forget the last `num_tokens` tokens."""

@@ -17,13 +17,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specdec_cli.decoding.states import Tap
 from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.caches.buffered import buffered_cache
 from specdec_cli.runtime.caches.trees import tree_inputs
 from specdec_cli.runtime.layers.cut_head import CutHead
 from specdec_cli.runtime.models.positions import UNLIMITED, max_length
-from specdec_cli.runtime.models.taps import Taps
 from specdec_cli.runtime.models.tree_trial import why_no_trees
 
 # What code that was written for another cache raises at its first token.
@@ -55,8 +53,6 @@ class TransformersModel:
         head = model.get_output_embeddings()
         self._cut_head = head if isinstance(head, CutHead) else None
         self.length = 0
-        self._tapped: tuple[Tap, ...] = ()
-        self._taps: Taps | None = None
         self._cache: Any = None
         if self.device.type == "cpu":
             # Grouped queries attend as they are; otherwise a pass over several tokens copies all cached keys and
@@ -144,27 +140,6 @@ class TransformersModel:
         for layer in self._cache.layers:
             layer.keep(num_tokens, places)
         self.length += len(path) - num_tokens
-
-    def tap(self, taps: Sequence[Tap]) -> None:
-        """From now on hand out hidden states with each pass, from these places alone; from none, which costs nothing.
-
-        Raises:
-            IncompatiblePairError: its layers cannot be told apart, or there are fewer.
-        """
-        if tuple(taps) == self._tapped:
-            return
-        if self._taps is not None:
-            self._taps.remove()
-        self._tapped, self._taps = (), None
-        if taps:
-            self._taps = Taps(self._model, taps, self.device)
-        self._tapped = tuple(taps)
-
-    def take_states(self) -> Tensor:
-        """[n, sum of widths] hidden states of the n tokens of the last pass; of a pass, once."""
-        if self._taps is None:
-            raise RuntimeError("nothing is tapped")
-        return self._taps.take()
 
     def require_trees(self, asked_by: str) -> None:
         """Refuse a model that cannot read trees, before anything is generated.
