@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Which of a model's hidden states somebody wants, of every token.
+
+    Attributes:
+        boundary: 0 are the embeddings, i the output of decoder layer i - 1, the number of layers that of the last.
+        normed: of the last layer's output, what the final norm makes of it.
+    """
+
+    boundary: int
+    normed: bool = False
 
 
 class ChainModel(Protocol):
