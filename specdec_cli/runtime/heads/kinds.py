@@ -261,12 +261,6 @@ def _with_taps(head: Head, shapes: Mapping[str, tuple[int, ...]]) -> Head:
             "another, or write them into it"
         )
     if ids is None:
-        ids, shift = files.config.get("aux_hidden_state_layer_ids" if head.kind in OF_BLOCKS else key), 0
-    if ids is None and (head.kind in OF_BLOCKS or num_taps != len(_usual(8))):
-        raise SpecdecError(
-            f"{name} reads {num_taps} states, and its config.json does not say after which layers: {key}"
-        )
-    if ids is None:
         return replace(head, num_taps=num_taps)
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids) or len(ids) != num_taps:
         raise SpecdecError(
