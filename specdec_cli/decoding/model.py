@@ -74,6 +74,18 @@ class CachedModel(ChainModel, Protocol):
         """
         ...
 
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """From now on keep these hidden states of every pass of `forward` and `forward_tree`, and no others.
+
+        Raises:
+            IncompatiblePairError: the model does not give them.
+        """
+        ...
+
+    def take_states(self) -> Tensor:
+        """[n, width], the tapped states of all tokens that were read since this was last asked, side by side."""
+        ...
+
     def require_trees(self, asked_by: str) -> None:
         """Call it before the first tree, on an empty cache; leaves it empty.
 
