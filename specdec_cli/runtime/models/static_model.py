@@ -123,7 +123,8 @@ class StaticModel(TransformersModel):
 
     def _static_forward(self, static: StaticPass, token_ids: Tensor, num_logits: int) -> Tensor:
         model = self._model if self._compiled is None else self._compiled
-        return self.logits_of(model, static.cache, token_ids, num_logits, **static.next(len(token_ids)))
+        with self._watch(len(token_ids)):
+            return self.logits_of(model, static.cache, token_ids, num_logits, **static.next(len(token_ids)))
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
