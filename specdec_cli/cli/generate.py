@@ -94,6 +94,7 @@ def generate(options: GenerateOptions) -> int:
     (draft,) = models.drafts
     sampling = options.sampling.settings(options.temperature)
     generation = options.settings(models)
+    conversation = options.conversation.settings()
     require_files({"--output": options.output.output, "--trace": options.trace})
     if options.show_draft and options.output_format is not TextFormat.text:
         raise UsageError(
@@ -116,8 +117,7 @@ def generate(options: GenerateOptions) -> int:
             prompts=prompts,
             sampling=sampling,
             generation=generation,
-            system=options.conversation.system,
-            raw=options.conversation.raw,
+            conversation=conversation,
             output_format=options.output_format.value,
             output=options.output.output,
             trace=options.trace,

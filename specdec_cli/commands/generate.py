@@ -27,14 +27,14 @@ from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pairs.pair import (
     Pair,
-    conversation,
     describe,
     describe_draft,
     load_pair,
     recorded,
     without_recording,
 )
-from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
+from specdec_cli.runtime.pairs.prompting import prompt_notes, read_prompt
+from specdec_cli.settings import ConversationSettings, GenerationSettings, ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class GenerateRequest:
     prompts: Sequence[Prompt]
     sampling: SamplingSettings
     generation: GenerationSettings
-    system: str | None = None
-    raw: bool = False
+    conversation: ConversationSettings = field(default_factory=ConversationSettings)
     output_format: str = "text"
     output: Path | None = None
     trace: Path | None = None
@@ -96,6 +95,7 @@ def run(request: GenerateRequest) -> int:
     drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
     if note := pair.draft_context_note(_sizes(request, pair)):
         aside.notes([note])
+    aside.notes(prompt_notes(pair, request.prompts, request.conversation))
 
     with answers_to(request.output, request.output_format, request.trace) as writer:
         if request.show_draft and request.output_format == "text":
@@ -115,8 +115,8 @@ def _sizes(request: GenerateRequest, pair: Pair) -> list[int]:
     Raises:
         UsageError: one does not fit.
     """
-    openings = ([*conversation(p, request.system), {"role": "user", "content": p.turns[0]}] for p in request.prompts)
-    return [len(pair.encode(opening, request.raw)) + request.generation.max_new_tokens for opening in openings]
+    read = (read_prompt(pair, prompt, request.conversation) for prompt in request.prompts)
+    return [len(ids) + request.generation.max_new_tokens for ids in read]
 
 
 def _answer_all(
@@ -161,15 +161,14 @@ def _answer_all(
 def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
     """Every turn of every prompt; what was answered is part of the conversation that the next turn sees."""
     for prompt_number, prompt in enumerate(request.prompts, start=1):
-        messages = conversation(prompt, request.system)
-        for turn_number, text in enumerate(prompt.turns, start=1):
-            messages.append({"role": "user", "content": text})
+        answers: list[str] = []
+        for turn_number in range(1, len(prompt.turns) + 1):
             try:
-                turn = Turn(pair.encode(messages, request.raw), prompt_number, turn_number)
+                turn = Turn(read_prompt(pair, prompt, request.conversation, answers), prompt_number, turn_number)
             except UsageError as error:
                 raise UsageError(f"prompt {prompt_number}, turn {turn_number}: {error}") from error
             yield turn
-            messages.append({"role": "assistant", "content": turn.text})
+            answers.append(turn.text)
 
 
 def _answer(
@@ -265,6 +264,5 @@ def _settings(request: GenerateRequest, pair: Pair) -> dict[str, object]:
         "draft": describe_draft(request.drafter, request.draft, pair),
         "sampling": asdict(request.sampling),
         "generation": asdict(request.generation),
-        "system": request.system,
-        "raw": request.raw,
+        **asdict(request.conversation),
     }

@@ -58,7 +58,8 @@ ALL = list(commands())
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models that the pages speak of: folders and GGUF files with random weights, whose ids are bytes."""
     home = tmp_path_factory.mktemp("models")
-    tokenizer = tiny.byte_tokenizer(chat_template=tiny.CHAT_TEMPLATE)
+    thinking = "{% if enable_thinking is defined %}<think>{% endif %}"  # a variable that pages set
+    tokenizer = tiny.byte_tokenizer(chat_template=tiny.CHAT_TEMPLATE + thinking)
     shape = {"max_position_embeddings": 4096, "eos_token_id": tiny.BYTES, "bos_token_id": tiny.BYTES}
     target = tiny.model("llama", num_hidden_layers=5, **shape)
     draft = tiny.model("llama", num_hidden_layers=1, **shape)

@@ -121,7 +121,6 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "sampling": sampling,
         **asdict(request.settings),
         "seed_derivation": DERIVATION,
-        "system": request.system,
-        "raw": request.raw,
+        **asdict(request.conversation),
         "compare": request.compare,
     }
