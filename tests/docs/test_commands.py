@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script, instead
 
-from specdec_cli.commands import bench, generate, pair_check, predict, presets
+from specdec_cli.commands import bench, compare, generate, pair_check, predict, presets, show
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
@@ -46,7 +46,10 @@ REASONS = {
     "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs the real pair",
     "sets up an environment",
 }  # fmt: skip
-RUNNERS = {"generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets}
+RUNNERS = {
+    "generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets,
+    "show": show, "compare": compare,
+}  # fmt: skip
 SLOWER = 5  # the exit code that --fail-if-slower asks for
 ALL = list(commands())
 

@@ -66,6 +66,7 @@ def document_of(
     )
     return document(
         **head,
+        command=plan.request.command,
         results=results,
         baseline_samples=summary.samples(plain_runs(session.runs)),
         recommendation=recommend(results),

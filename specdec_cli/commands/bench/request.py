@@ -43,3 +43,8 @@ class BenchRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+
+    @property
+    def command(self) -> str:
+        """Whose tables are shown."""
+        return "sweep-k" if self.sweep else "bench"
