@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script, instead
 
-from specdec_cli.commands import bench, compare, generate, pair_check, predict, presets, show
+from specdec_cli.commands import bench, compare, generate, models, pair_check, predict, presets, show
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
@@ -48,7 +48,7 @@ REASONS = {
 }  # fmt: skip
 RUNNERS = {
     "generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets,
-    "show": show, "compare": compare,
+    "show": show, "compare": compare, "models": models,
 }  # fmt: skip
 SLOWER = 5  # the exit code that --fail-if-slower asks for
 ALL = list(commands())

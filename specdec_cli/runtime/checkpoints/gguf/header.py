@@ -50,7 +50,7 @@ class UnknownFormatError(SpecdecError):
     """A tensor is stored in a format that a newer gguf package may know."""
 
 
-class _Cursor:
+class Cursor:
     """Reads one value after the other."""
 
     def __init__(self, blob: memoryview) -> None:
@@ -194,7 +194,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     blob = np.memmap(path, mode="r", dtype=np.uint8)
-    cursor = _Cursor(memoryview(blob))  # type: ignore[arg-type]  # numpy implements the buffer protocol
+    cursor = Cursor(memoryview(blob))  # type: ignore[arg-type]  # numpy implements the buffer protocol
     magic, version, num_tensors, num_values = cursor.numbers("4sIQQ")
     if magic != b"GGUF" or version not in VERSIONS:
         raise ValueError(f"it is not a GGUF file of version {' or '.join(map(str, VERSIONS))}")
