@@ -13,6 +13,7 @@ import typer
 
 from specdec_cli import __version__
 from specdec_cli.cli.bench import bench
+from specdec_cli.cli.chat import chat
 from specdec_cli.cli.compare import compare
 from specdec_cli.cli.generate import generate
 from specdec_cli.cli.models import models
@@ -55,6 +56,7 @@ def _add(command: Callable[[Any], int], name: str, example: str) -> None:
 
 
 _add(generate, "generate", '"def fibonacci(n):" --max-new-tokens 64 --show-draft')
+_add(chat, "chat", "-t ./target -d ./draft --show-draft")
 _add(bench, "bench", "--limit 6 --max-new-tokens 64")
 _add(sweep_k, "sweep-k", "--k 1-8 --limit 6 --plot sweep.png")
 _add(pair_check, "pair-check", "-t ./target -d ./draft -d early-exit:4 --probe")

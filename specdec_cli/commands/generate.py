@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,11 @@ def _answer_all(
             writer.begin()
             interrupted = False
             try:
-                _answer(turn, request, pair, drafter, length, writer)
+                answer_turn(turn, request, pair, drafter, length, writer)
             except KeyboardInterrupt:
                 interrupted = True
             if turn.generation is not None:
-                record = _record(request, pair, turn)
+                record = record_of(request, pair, turn)
                 writer.add(record)
                 aside.show(generation_summary(record), style="dim")
                 if turn.generation.context_full:
@@ -171,10 +171,21 @@ def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
             answers.append(turn.text)
 
 
-def _answer(
-    turn: Turn, request: GenerateRequest, pair: Pair, drafter: Drafter, length: DraftLength, writer: AnswerWriter
+def answer_turn(
+    turn: Turn,
+    request: GenerateRequest,
+    pair: Pair,
+    drafter: Drafter,
+    length: DraftLength,
+    writer: AnswerWriter,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run one generation, showing and keeping each round as it ends."""
+    """Run one generation, showing and keeping each round as it ends.
+
+    Args:
+        length: the rule for K, which goes on learning from one turn to the next.
+        stopped: asked before each round whether the answer is to end there.
+    """
     settings = request.generation
     stopping = _stopping(settings, pair, turn.prompt_ids)
     printer = TextPrinter(writer.text, request.show_draft)
@@ -193,13 +204,15 @@ def _answer(
                 clock=without_recording(clock_for(*pair.devices), [pair]),
             )
             turn.generation = generation
-            for step in generation:
+            for step in () if stopped() else generation:
                 turn.steps.append(step)
                 writer.add_round(turn.place | {"round": len(turn.steps)}, step)
                 for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
                     printer.push(stream.push(token_id), provenance)
                 if step.finish_reason is None:
                     printer.show(stopping.held_back)
+                if stopped():
+                    break
     finally:
         text = _text_of(turn, stopping, pair)
         printer.push(text[len(printer.text) :], provenance)
@@ -223,7 +236,7 @@ def _text_of(turn: Turn, stopping: Stopping, pair: Pair) -> str:
     return pair.decode(turn.tokens()[0], turn.prompt_ids)
 
 
-def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
+def record_of(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
     """The JSON document of one answer; its keys are listed in docs/scripting.md."""
     totals = add_up(turn.steps)
     generation = turn.generation

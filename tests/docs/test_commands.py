@@ -26,13 +26,14 @@ from packaging.requirements import Requirement
 from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script, instead
 
-from specdec_cli.commands import bench, compare, generate, models, pair_check, predict, presets, show
+from specdec_cli.commands import bench, chat, compare, generate, models, pair_check, predict, presets, show
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
 # Set in a command that is run, so that it takes a moment instead of minutes. Nothing else is changed.
 SHORTER = {
     "generate": ("--max-new-tokens", "4"),
+    "chat": ("--max-new-tokens", "4"),
     "bench": ("--limit", "1", "--max-new-tokens", "4"),
     "bench --check-distribution": ("--k", "1"),
     "sweep-k": ("--limit", "1", "--max-new-tokens", "4", "--k", "2"),
@@ -43,12 +44,12 @@ SHORTER = {
 SAMPLES = 50  # of --check-distribution, in place of 500
 # Why a command may be read without being run.
 REASONS = {
-    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs the real pair",
+    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs a terminal", "needs the real pair",
     "sets up an environment",
 }  # fmt: skip
 RUNNERS = {
     "generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets,
-    "show": show, "compare": compare, "models": models,
+    "chat": chat, "show": show, "compare": compare, "models": models,
 }  # fmt: skip
 SLOWER = 5  # the exit code that --fail-if-slower asks for
 ALL = list(commands())
