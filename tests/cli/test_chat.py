@@ -262,9 +262,7 @@ def test_keys_count_for_what_goes_on() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_at_the_prompt_gives_up_the_line(
-    specdec: Specdec, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_typing_drops_the_line(specdec: Specdec, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed(monkeypatch, Stopped, "one", Stopped)
     code, out, err = specdec("chat", *words(models, "--format", "jsonl"))
     assert (code, len(records(out))) == (0, 1)
@@ -313,9 +311,9 @@ def test_two_turns_in_a_terminal_then_ctrl_d(models: Path) -> None:
             os.write(main, b"twx\x7fo\r")  # edited
             wait_for(r"8 tokens, .*8 tokens, .* tokens/s.*> $")
             os.write(main, b"\x04")
-            assert chat.wait(60) == 0
+            assert talk.wait(60) == 0
         finally:
-            chat.kill()
+            talk.kill()
             os.close(main)
 
 

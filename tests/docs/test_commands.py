@@ -44,8 +44,8 @@ SHORTER = {
 SAMPLES = 50  # of --check-distribution, in place of 500
 # Why a command may be read without being run.
 REASONS = {
-    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs a terminal", "needs the real pair",
-    "sets up an environment",
+    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs a terminal",
+    "needs the real pair", "sets up an environment",
 }  # fmt: skip
 RUNNERS = {
     "generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets,
