@@ -55,7 +55,7 @@ from specdec_cli.prompts import Prompt, load_prompts
 from specdec_cli.ranges import parse_range
 from specdec_cli.reports.export import document, to_json, whole_file
 from specdec_cli.runtime.devices import clock_for
-from specdec_cli.runtime.pairs.pair import Pair, conversation, load_pairs
+from specdec_cli.runtime.pairs.pair import Pair, load_pairs
 from specdec_cli.runtime.pairs.peers import transformers_generate
 from specdec_cli.settings import AUTO, NO_DRAFT, KChoice, ModelSettings, SamplingSettings
 
@@ -90,8 +90,7 @@ class Question:
 
     def prompt_ids(self, answers: Sequence[Sequence[int]]) -> Sequence[int]:
         """Ids that the answer follows."""
-        user = {"role": "user", "content": self.prompt.turns[0]}
-        return self.pair.encode([*conversation(self.prompt, None), user], raw=False)
+        return self.pair.encode(self.prompt.messages(), raw=False)
 
 
 def split_k(text: str) -> tuple[str, tuple[int, ...]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import is_unicode
+from specdec_cli.settings import NOT_OF_TEMPLATES, is_unicode
 
 _SETS = Path(__file__).parent / "prompt_sets"
 _FORMS = frozenset({"prompt", "turns", "messages"})
@@ -29,11 +30,26 @@ class Prompt:
         turns: what the user says, one after the other; each is answered before the next is sent.
         history: messages that come before the first turn, as {"role", "content"}.
         category: what kind of text it asks for, as its file names it; empty where unknown.
+        begun: how the answer to the last turn begins, for the model to go on with; None where it begins anew.
+        template_args: variables of the chat template, beside and before those of the command line.
     """
 
     turns: tuple[str, ...]
     history: tuple[dict[str, str], ...] = ()
     category: str = ""
+    begun: str | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def messages(self, answers: Sequence[str] = (), system: str | None = None) -> list[dict[str, str]]:
+        """The conversation up to the turn behind so many answers; the last message is the user's, or what is begun."""
+        said = [{"role": "system", "content": system}] if system else []
+        said += [dict(message) for message in self.history]
+        for text, answer in zip(self.turns, answers, strict=False):
+            said += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        said.append({"role": "user", "content": self.turns[len(answers)]})
+        if self.begun is not None and len(answers) == len(self.turns) - 1:
+            said.append({"role": "assistant", "content": self.begun})
+        return said
 
 
 def from_text(text: str, source: str) -> Prompt:
@@ -122,21 +138,45 @@ def _from_json(line: str, where: str) -> Prompt:
         raise UsageError(f"{where} is JSON beyond what Python reads ({error}): leave it out") from error
     if not isinstance(record, dict):
         raise UsageError(f"{where} is not a JSON object with 'prompt', 'messages' or 'turns'")
-    category = _category(record)
+    about: dict[str, Any] = {"category": _category(record), "template_args": _template_args(record, where)}
     if _is_text(record.get("prompt")):
-        return Prompt((record["prompt"],), category=category)
+        return Prompt((record["prompt"],), **about)
     turns = record.get("turns")
     if isinstance(turns, list) and turns and all(map(_is_text, turns)):
-        return Prompt(tuple(turns), category=category)
+        return Prompt(tuple(turns), **about)
     messages = record.get("messages")
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        if messages[-1]["role"] != "user":
-            raise UsageError(f"{where}: the last of 'messages' must be the user's, for the model to answer")
-        history = tuple({"role": m["role"], "content": m["content"]} for m in messages[:-1])
-        return Prompt((messages[-1]["content"],), history, category)
+    if isinstance(messages, list) and messages:
+        read = [_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1)]
+        said = [message for message in read if message is not None]
+        if len(said) == len(read):
+            return _conversation(said, where, about)
     raise UsageError(
         f"{where} has no 'prompt' (text), 'turns' (list of texts) or 'messages' (list of role and content)"
     )
+
+
+def _conversation(messages: list[dict[str, str]], where: str, about: dict[str, Any]) -> Prompt:
+    """What to answer of messages: the user's at their end, or the assistant's behind it, which is gone on with."""
+    begun = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
+    if not messages or messages[-1]["role"] != "user":
+        raise UsageError(
+            f"{where}: the last of 'messages' must be the user's, for the model to answer, or the assistant's behind "
+            "it, for the model to go on with"
+        )
+    return Prompt((messages[-1]["content"],), tuple(messages[:-1]), begun=begun, **about)
+
+
+def _template_args(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """`chat_template_kwargs`, as other tools call them."""
+    given = record.get("chat_template_kwargs")
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not is_unicode(json.dumps(given, ensure_ascii=False)):
+        raise UsageError(f"{where}: 'chat_template_kwargs' must be an object, as {{\"enable_thinking\": false}}")
+    for name in given:
+        if name in NOT_OF_TEMPLATES or not name.isidentifier():
+            raise UsageError(f"{where}: 'chat_template_kwargs' has {name!r}, which is no variable of a template")
+    return given
 
 
 def _category(record: dict[str, Any]) -> str:
@@ -150,8 +190,23 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and is_unicode(value)
 
 
-def _is_message(value: object) -> bool:
-    if not isinstance(value, dict) or not _is_text(value.get("role")):
-        return False
-    content = value.get("content")
-    return isinstance(content, str) and is_unicode(content)
+def _message(value: object, where: str) -> dict[str, str] | None:
+    """A message of text, from a text or from parts of type text; None where it is no message.
+
+    Raises:
+        UsageError: it is one, with something else than text.
+    """
+    if not isinstance(value, dict) or not _is_text(value.get("role")) or "content" not in value:
+        return None
+    content = value["content"]
+    if content is None:
+        raise UsageError(f"{where} has no text (its 'content' is null): specdec reads text, and no calls of tools")
+    if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
+        other = next((part.get("type") for part in content if part.get("type") != "text"), "text")
+        if other != "text":
+            raise UsageError(f"{where} has a part of type {other!r}: specdec reads text alone, leave the part out")
+        texts = [part.get("text") for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    if not isinstance(content, str) or not is_unicode(content):
+        return None
+    return {"role": value["role"], "content": content}

@@ -6,7 +6,9 @@ Every message names the option and the remedy, so that the command line has noth
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from specdec_cli.errors import UsageError
 from specdec_cli.ranges import LARGEST
@@ -120,6 +122,40 @@ class SamplingSettings:
         _require(
             math.isfinite(penalty) and penalty > 0,
             f"--repetition-penalty must be above 0 (1 changes nothing), not {penalty:g}",
+        )
+
+
+# What `apply_chat_template` is told by specdec, and what of its words are no variables of a template.
+NOT_OF_TEMPLATES = frozenset({
+    "add_generation_prompt", "chat_template", "compiled_template", "continue_final_message", "conversation",
+    "conversations", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "truncation",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConversationSettings:
+    """What surrounds a prompt when a model reads it.
+
+    Attributes:
+        system: a message before every conversation.
+        raw: prompts go to the model as they are, without the chat template.
+        template_args: variables that the chat template reads, as JSON has them.
+        plain_content: what stands in a message is text, also where it spells a control token.
+    """
+
+    system: str | None = None
+    raw: bool = False
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    plain_content: bool = False
+
+    def __post_init__(self) -> None:
+        taken = sorted(NOT_OF_TEMPLATES & self.template_args.keys())
+        _require(not taken, f"--template-arg {', '.join(taken)} is for specdec to decide: leave it out")
+        _require(
+            not (self.raw and self.template_args),
+            f"--template-arg {', '.join(self.template_args)} is for the chat template, which --raw leaves out: leave "
+            "one of them out",
         )
 
 

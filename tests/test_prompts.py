@@ -159,10 +159,64 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, record: dict[str, obje
     assert "line 2" in message
 
 
-@pytest.mark.parametrize("last", [SYSTEM, ANSWER], ids=["system", "assistant"])
-def test_the_last_message_must_be_the_users(tmp_path: Path, last: dict[str, str]) -> None:
-    message = refusal(write(tmp_path, json.dumps({"messages": [USER, last]}), "p.jsonl"))
+@pytest.mark.parametrize(
+    "messages", [[USER, SYSTEM], [ANSWER], [SYSTEM, ANSWER], [USER, ANSWER, ANSWER]], ids=["system", "one", "two", "3"]
+)
+def test_the_last_message_must_be_the_users_or_what_follows_it(tmp_path: Path, messages: list[object]) -> None:
+    message = refusal(write(tmp_path, json.dumps({"messages": messages}), "p.jsonl"))
     assert "line 1: the last of 'messages' must be the user's" in message
+
+
+def test_a_conversation_that_ends_with_the_assistant_is_gone_on_with(tmp_path: Path) -> None:
+    messages = [SYSTEM, USER, ANSWER, USER, {"role": "assistant", "content": "It is "}]
+    (prompt,) = read_prompts(write(tmp_path, json.dumps({"messages": messages}), "p.jsonl"))
+    assert prompt == Prompt((USER["content"],), (SYSTEM, USER, ANSWER), begun="It is ")
+    assert prompt.messages() == messages
+
+
+def test_messages_of_later_turns_hold_the_answers_so_far() -> None:
+    said = Prompt(("one", "two"), (USER, ANSWER)).messages(["first"], "Be brief.")
+    texts = ["Be brief.", USER["content"], ANSWER["content"], "one", "first", "two"]
+    assert [m["content"] for m in said] == texts
+    assert [m["role"] for m in said] == ["system", "user", "assistant", "user", "assistant", "user"]
+
+
+def test_parts_of_text_are_one_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
+    line = json.dumps({"messages": [{"role": "user", "content": parts}]})
+    assert read_prompts(write(tmp_path, line, "p.jsonl")) == [Prompt((USER["content"],))]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}], "a part of type 'image_url'"),
+        ([{"text": "x"}], "a part of type None"),
+        (None, "has no text (its 'content' is null)"),
+        ([{"type": "text", "text": 1}], "has no 'prompt'"),
+        ([], "has no 'prompt'"),
+    ],
+)
+def test_content_that_is_no_text_is_told_by_line_and_message(tmp_path: Path, content: object, told: str) -> None:
+    line = json.dumps({"messages": [USER, ANSWER, {"role": "user", "content": content}]})
+    message = refusal(write(tmp_path, f"{line}\n", "p.jsonl"))
+    assert "line 1" in message
+    assert told in message
+    assert "message 3" in message or told == "has no 'prompt'"
+
+
+def test_variables_of_the_template_come_with_a_prompt(tmp_path: Path) -> None:
+    args = {"enable_thinking": False, "date": "today"}
+    path = write(
+        tmp_path, json.dumps({"prompt": "one", "chat_template_kwargs": args}) + '\n{"prompt": "two"}', "p.jsonl"
+    )
+    assert [prompt.template_args for prompt in read_prompts(path)] == [args, {}]
+
+
+@pytest.mark.parametrize("args", [1, [], "x", {"tokenize": False}, {"a b": 1}, {"x": "\ud800"}], ids=json.dumps)
+def test_what_is_no_variable_is_told_by_line(tmp_path: Path, args: object) -> None:
+    line = json.dumps({"prompt": "one", "chat_template_kwargs": args})
+    assert "line 1: 'chat_template_kwargs'" in refusal(write(tmp_path, line, "p.jsonl"))
 
 
 @pytest.mark.parametrize("content", ["", "\n", " \n\t\r\n", "\ufeff", "\ufeff\n"])

@@ -13,11 +13,15 @@ import typer
 
 from specdec_cli import __version__
 from specdec_cli.cli.bench import bench
+from specdec_cli.cli.chat import chat
+from specdec_cli.cli.compare import compare
 from specdec_cli.cli.generate import generate
+from specdec_cli.cli.models import models
 from specdec_cli.cli.options.declare import Subcommand, flat
 from specdec_cli.cli.pair_check import pair_check
 from specdec_cli.cli.predict import predict
 from specdec_cli.cli.presets import presets
+from specdec_cli.cli.show import show
 from specdec_cli.cli.sweep_k import sweep_k
 
 app = typer.Typer(
@@ -52,8 +56,12 @@ def _add(command: Callable[[Any], int], name: str, example: str) -> None:
 
 
 _add(generate, "generate", '"def fibonacci(n):" --max-new-tokens 64 --show-draft')
+_add(chat, "chat", "-t ./target -d ./draft --show-draft")
 _add(bench, "bench", "--limit 6 --max-new-tokens 64")
 _add(sweep_k, "sweep-k", "--k 1-8 --limit 6 --plot sweep.png")
 _add(pair_check, "pair-check", "-t ./target -d ./draft -d early-exit:4 --probe")
 _add(predict, "predict", "--alpha 0.8 --cost 0.05 --k 1-16 --simulate 40000")
 _add(presets, "presets", "--format json")
+_add(models, "models", "~/models --format json")
+_add(compare, "compare", "before.json after.json")
+_add(show, "show", "result.json --plot result.png")

@@ -179,6 +179,7 @@ def choose(options: BenchOptions) -> tuple[ModelChoice, BenchSettings]:
     require_files({"--output": options.output.output, **options.results.files})
     _require_no_memory_beside_resume(options, models)
     settings = options.settings(models)
+    options.conversation.settings()  # what is wrong with it is told before anything is read
     _require_sampling_to_check(options, settings)
     _require_the_rule_where_it_is_simulated(options)
     _require_the_same_work_of_peers(options, settings)
@@ -218,8 +219,7 @@ def measure(
             prompts=prompts[: settings.limit or None],
             prompt_source=source,
             prompts_sha256=hashlib.sha256(repr(prompts).encode()).hexdigest(),
-            system=options.conversation.system,
-            raw=options.conversation.raw,
+            conversation=options.conversation.settings(),
             sweep=sweep,
             compare=options.compare and options.compare.value,
             check_distribution=options.check_distribution,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,8 +38,8 @@ class TextFormat(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
-    """Everything that `specdec generate` takes."""
+class PromptOptions:
+    """What is answered."""
 
     prompt: Annotated[
         str | None, typer.Argument(callback=in_utf8, help="The prompt; '-' or nothing reads it from a pipe.")
@@ -52,6 +52,12 @@ class GenerateOptions:
             "code.",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How answers are made and shown, one after the other."""
+
     conversation: ConversationOptions
     pair: OneDraft
     loading: RunningOptions
@@ -87,45 +93,58 @@ class GenerateOptions:
             draft_stop=self.speculation.draft_stop,
         )
 
+    def checked(self) -> dict[str, Any]:
+        """What a request is made of but its prompts, checked for contradictions.
+
+        Raises:
+            UsageError: there is one.
+        """
+        models = choose_models(self.pair, self.loading)
+        (draft,) = models.drafts
+        sampling = self.sampling.settings(self.temperature)
+        self.sampling.require_use([self.temperature])
+        generation = self.settings(models)
+        conversation = self.conversation.settings()
+        require_files({"--output": self.output.output, "--trace": self.trace})
+        if self.show_draft and self.output_format is not TextFormat.text:
+            raise UsageError(
+                f"--show-draft marks text, and --format {self.output_format.value} tells the same as 'provenance': "
+                "leave it out"
+            )
+        if self.show_draft and models.kinds == {NO_DRAFT}:
+            raise UsageError(f"--show-draft marks drafted text, and --draft {NO_DRAFT} drafts none: leave it out")
+        return {
+            "target": models.target,
+            "draft": draft.model,
+            "drafter": draft.spec,
+            "sampling": sampling,
+            "generation": generation,
+            "conversation": conversation,
+            "output_format": self.output_format.value,
+            "output": self.output.output,
+            "trace": self.trace,
+            "show_draft": self.show_draft,
+            "quiet": self.output.quiet,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Everything that `specdec generate` takes."""
+
+    asked: PromptOptions
+    answers: AnswerOptions
+
 
 def generate(options: GenerateOptions) -> int:
     """Generate text, exactly as the target alone would, in fewer of its steps."""
-    models = choose_models(options.pair, options.loading)
-    (draft,) = models.drafts
-    sampling = options.sampling.settings(options.temperature)
-    options.sampling.require_use([options.temperature])
-    generation = options.settings(models)
-    require_files({"--output": options.output.output, "--trace": options.trace})
-    if options.show_draft and options.output_format is not TextFormat.text:
-        raise UsageError(
-            f"--show-draft marks text, and --format {options.output_format.value} tells the same as 'provenance': "
-            "leave it out"
-        )
-    if options.show_draft and models.kinds == {NO_DRAFT}:
-        raise UsageError(f"--show-draft marks drafted text, and --draft {NO_DRAFT} drafts none: leave it out")
-    prompts = _prompts(options.prompt, options.prompts)
-    silence_libraries(options.output.quiet)
+    checked = options.answers.checked()
+    prompts = _prompts(options.asked.prompt, options.asked.prompts)
+    silence_libraries(options.answers.output.quiet)
 
     from specdec_cli.commands import generate as command
 
-    return reader_may_leave(
-        command.run,
-        command.GenerateRequest(
-            target=models.target,
-            draft=draft.model,
-            drafter=draft.spec,
-            prompts=prompts,
-            sampling=sampling,
-            generation=generation,
-            system=options.conversation.system,
-            raw=options.conversation.raw,
-            output_format=options.output_format.value,
-            output=options.output.output,
-            trace=options.trace,
-            show_draft=options.show_draft,
-            quiet=options.output.quiet,
-        ),
-    )
+    return reader_may_leave(command.run, command.GenerateRequest(prompts=prompts, **checked))
 
 
 def _prompts(prompt: str | None, prompts: str | None) -> Sequence[Prompt]:

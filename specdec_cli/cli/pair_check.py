@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from specdec_cli.cli.options.declare import flag, option
+from specdec_cli.cli.options.declare import InPanel, flag, option, refuse_given
+from specdec_cli.cli.options.decoding import TemplateOptions
 from specdec_cli.cli.options.models import DraftChoice, LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
 from specdec_cli.cli.running import reader_may_leave, silence_libraries
@@ -49,6 +50,7 @@ class PairCheckOptions:
             help="For --probe: FILE of lines or JSONL, or a built-in set: mixed, editing, code.",
         ),
     ] = None
+    template: Annotated[TemplateOptions, InPanel(CHECKS)]
     strict: Annotated[bool, flag("--strict", panel=CHECKS, help="A warning counts as incompatible.")] = False
     output_format: Annotated[CheckFormat, FORMAT] = CheckFormat.table
     output: OutputOptions
@@ -67,6 +69,9 @@ def pair_check(options: PairCheckOptions) -> int:
         raise UsageError(f"--context must be 1 or above, not {options.context}")
     if options.prompts is not None and not options.probe:
         raise UsageError("--prompts is for what is measured: add --probe")
+    if not options.probe:
+        refuse_given(options.template, ("template_arg", "plain_content"), "is for what is measured: add --probe")
+    conversation = options.template.settings()
     require_files({"--output": options.output.output})
     silence_libraries(options.output.quiet)
 
@@ -85,6 +90,7 @@ def pair_check(options: PairCheckOptions) -> int:
             context=options.context,
             probe=options.probe,
             prompts=options.prompts,
+            conversation=conversation,
             strict=options.strict,
             output_format=options.output_format.value,
             output=options.output.output,

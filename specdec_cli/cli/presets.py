@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
 from specdec_cli.cli.options.declare import option
+from specdec_cli.cli.options.output import ListFormat
 from specdec_cli.cli.running import reader_may_leave
-
-
-class ListFormat(StrEnum):
-    """Values of --format where the result is a list."""
-
-    table = "table"
-    json = "json"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ from specdec_cli.reports.tables import generation_summary
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.pairs.pair import (
     Pair,
-    conversation,
     describe,
     describe_draft,
     load_pair,
     recorded,
     without_recording,
 )
-from specdec_cli.settings import GenerationSettings, ModelSettings, SamplingSettings
+from specdec_cli.runtime.pairs.prompting import prompt_notes, read_prompt
+from specdec_cli.settings import ConversationSettings, GenerationSettings, ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class GenerateRequest:
     prompts: Sequence[Prompt]
     sampling: SamplingSettings
     generation: GenerationSettings
-    system: str | None = None
-    raw: bool = False
+    conversation: ConversationSettings = field(default_factory=ConversationSettings)
     output_format: str = "text"
     output: Path | None = None
     trace: Path | None = None
@@ -96,6 +95,7 @@ def run(request: GenerateRequest) -> int:
     drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
     if note := pair.draft_context_note(_sizes(request, pair)):
         aside.notes([note])
+    aside.notes(prompt_notes(pair, request.prompts, request.conversation))
 
     with answers_to(request.output, request.output_format, request.trace) as writer:
         if request.show_draft and request.output_format == "text":
@@ -115,8 +115,8 @@ def _sizes(request: GenerateRequest, pair: Pair) -> list[int]:
     Raises:
         UsageError: one does not fit.
     """
-    openings = ([*conversation(p, request.system), {"role": "user", "content": p.turns[0]}] for p in request.prompts)
-    return [len(pair.encode(opening, request.raw)) + request.generation.max_new_tokens for opening in openings]
+    read = (read_prompt(pair, prompt, request.conversation) for prompt in request.prompts)
+    return [len(ids) + request.generation.max_new_tokens for ids in read]
 
 
 def _answer_all(
@@ -133,11 +133,11 @@ def _answer_all(
             writer.begin()
             interrupted = False
             try:
-                _answer(turn, request, pair, drafter, length, writer)
+                answer_turn(turn, request, pair, drafter, length, writer)
             except KeyboardInterrupt:
                 interrupted = True
             if turn.generation is not None:
-                record = _record(request, pair, turn)
+                record = record_of(request, pair, turn)
                 writer.add(record)
                 aside.show(generation_summary(record), style="dim")
                 if turn.generation.context_full:
@@ -161,21 +161,31 @@ def _answer_all(
 def _turns(request: GenerateRequest, pair: Pair) -> Iterator[Turn]:
     """Every turn of every prompt; what was answered is part of the conversation that the next turn sees."""
     for prompt_number, prompt in enumerate(request.prompts, start=1):
-        messages = conversation(prompt, request.system)
-        for turn_number, text in enumerate(prompt.turns, start=1):
-            messages.append({"role": "user", "content": text})
+        answers: list[str] = []
+        for turn_number in range(1, len(prompt.turns) + 1):
             try:
-                turn = Turn(pair.encode(messages, request.raw), prompt_number, turn_number)
+                turn = Turn(read_prompt(pair, prompt, request.conversation, answers), prompt_number, turn_number)
             except UsageError as error:
                 raise UsageError(f"prompt {prompt_number}, turn {turn_number}: {error}") from error
             yield turn
-            messages.append({"role": "assistant", "content": turn.text})
+            answers.append(turn.text)
 
 
-def _answer(
-    turn: Turn, request: GenerateRequest, pair: Pair, drafter: Drafter, length: DraftLength, writer: AnswerWriter
+def answer_turn(
+    turn: Turn,
+    request: GenerateRequest,
+    pair: Pair,
+    drafter: Drafter,
+    length: DraftLength,
+    writer: AnswerWriter,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run one generation, showing and keeping each round as it ends."""
+    """Run one generation, showing and keeping each round as it ends.
+
+    Args:
+        length: the rule for K, which goes on learning from one turn to the next.
+        stopped: asked before each round whether the answer is to end there.
+    """
     settings = request.generation
     stopping = _stopping(settings, pair, turn.prompt_ids)
     printer = TextPrinter(writer.text, request.show_draft)
@@ -194,13 +204,15 @@ def _answer(
                 clock=without_recording(clock_for(*pair.devices), [pair]),
             )
             turn.generation = generation
-            for step in generation:
+            for step in () if stopped() else generation:
                 turn.steps.append(step)
                 writer.add_round(turn.place | {"round": len(turn.steps)}, step)
                 for token_id, provenance in zip(step.token_ids, step.provenance, strict=True):
                     printer.push(stream.push(token_id), provenance)
                 if step.finish_reason is None:
                     printer.show(stopping.held_back)
+                if stopped():
+                    break
     finally:
         text = _text_of(turn, stopping, pair)
         printer.push(text[len(printer.text) :], provenance)
@@ -224,7 +236,7 @@ def _text_of(turn: Turn, stopping: Stopping, pair: Pair) -> str:
     return pair.decode(turn.tokens()[0], turn.prompt_ids)
 
 
-def _record(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
+def record_of(request: GenerateRequest, pair: Pair, turn: Turn) -> dict[str, Any]:
     """The JSON document of one answer; its keys are listed in docs/scripting.md."""
     totals = add_up(turn.steps)
     generation = turn.generation
@@ -265,6 +277,5 @@ def _settings(request: GenerateRequest, pair: Pair) -> dict[str, object]:
         "draft": describe_draft(request.drafter, request.draft, pair),
         "sampling": asdict(request.sampling),
         "generation": asdict(request.generation),
-        "system": request.system,
-        "raw": request.raw,
+        **asdict(request.conversation),
     }

@@ -59,6 +59,24 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
     return Estimate(float(stats.gmean(ratios)), interval, min(ratios), max(ratios))
 
 
+def ratio_of_means(below: Sequence[float], above: Sequence[float]) -> tuple[float, Interval | None]:
+    """Geometric mean of `above` over that of `below`, which were measured apart, with a bootstrap interval over both.
+
+    Raises:
+        ValueError: no values, or one that is not above 0.
+    """
+    if not below or not above or min(*below, *above) <= 0:
+        raise ValueError("a ratio of geometric means needs values above 0")
+    value = float(stats.gmean(above) / stats.gmean(below))
+    if len(below) < 2 or len(above) < 2:
+        return value, None
+    found = stats.bootstrap(
+        (np.log(above), np.log(below)), lambda a, b, axis: a.mean(axis) - b.mean(axis), vectorized=True,
+        confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(SEED),
+    ).confidence_interval  # fmt: skip
+    return value, (float(np.exp(found.low)), float(np.exp(found.high)))
+
+
 def proportion(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, Interval] | None:
     """A rate over all trials, with an interval that knows that trials of one prompt are alike.
 

@@ -248,7 +248,8 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             f"closed form {p['closed_form']:.2f}x (measured/predicted {p['measured_over_closed_form']:.2f}), "
             f"extended {p['extended']:.2f}x ({p['measured_over_extended']:.2f})",
         )
-    card.add_row("memory", _memory(document))
+    if document["bandwidth"] is not None:  # as where runs were read back
+        card.add_row("memory", _memory(document))
     return card
 
 

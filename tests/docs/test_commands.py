@@ -26,13 +26,14 @@ from packaging.requirements import Requirement
 from pages import PAGES, Command, blocks, commands, name, spans
 from running import ROOT, Specdec, benchmark_script, instead
 
-from specdec_cli.commands import bench, generate, pair_check, predict, presets
+from specdec_cli.commands import bench, chat, compare, generate, models, pair_check, predict, presets, show
 from specdec_cli.measurement.distribution import check_first_tokens
 from specdec_cli.prompts import builtin_prompts
 
 # Set in a command that is run, so that it takes a moment instead of minutes. Nothing else is changed.
 SHORTER = {
     "generate": ("--max-new-tokens", "4"),
+    "chat": ("--max-new-tokens", "4"),
     "bench": ("--limit", "1", "--max-new-tokens", "4"),
     "bench --check-distribution": ("--k", "1"),
     "sweep-k": ("--limit", "1", "--max-new-tokens", "4", "--k", "2"),
@@ -43,10 +44,13 @@ SHORTER = {
 SAMPLES = 50  # of --check-distribution, in place of 500
 # Why a command may be read without being run.
 REASONS = {
-    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs the real pair",
-    "sets up an environment",
+    "compiles for minutes", "installs packages", "needs a GPU", "needs a hub", "needs a terminal",
+    "needs the real pair", "sets up an environment",
 }  # fmt: skip
-RUNNERS = {"generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets}
+RUNNERS = {
+    "generate": generate, "bench": bench, "pair-check": pair_check, "predict": predict, "presets": presets,
+    "chat": chat, "show": show, "compare": compare, "models": models,
+}  # fmt: skip
 SLOWER = 5  # the exit code that --fail-if-slower asks for
 ALL = list(commands())
 
@@ -58,7 +62,8 @@ ALL = list(commands())
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models that the pages speak of: folders and GGUF files with random weights, whose ids are bytes."""
     home = tmp_path_factory.mktemp("models")
-    tokenizer = tiny.byte_tokenizer(chat_template=tiny.CHAT_TEMPLATE)
+    thinking = "{% if enable_thinking is defined %}<think>{% endif %}"  # a variable that pages set
+    tokenizer = tiny.byte_tokenizer(chat_template=tiny.CHAT_TEMPLATE + thinking)
     shape = {"max_position_embeddings": 4096, "eos_token_id": tiny.BYTES, "bos_token_id": tiny.BYTES}
     target = tiny.model("llama", num_hidden_layers=5, **shape)
     draft = tiny.model("llama", num_hidden_layers=1, **shape)

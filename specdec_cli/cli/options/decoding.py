@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from specdec_cli.cli.options.declare import SAMPLING, SPECULATION, flag, in_utf8, option, refuse_given
 from specdec_cli.cli.options.models import ModelChoice
 from specdec_cli.drafters.spec import MODEL
 from specdec_cli.errors import UsageError
-from specdec_cli.settings import K_RULES, NO_DRAFT, GenerationSettings, KChoice, SamplingSettings
+from specdec_cli.settings import (
+    K_RULES,
+    NO_DRAFT,
+    ConversationSettings,
+    GenerationSettings,
+    KChoice,
+    SamplingSettings,
+    is_unicode,
+)
 
 Temperature = Annotated[float, option("--temperature", panel=SAMPLING, help="0 is greedy.")]
 
@@ -122,7 +131,35 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True)
-class ConversationOptions:
+class TemplateOptions:
+    """What a chat template is told, and what it makes of a prompt's text."""
+
+    template_arg: Annotated[
+        list[str] | None,
+        option(
+            "--template-arg",
+            metavar="NAME=VALUE",
+            callback=in_utf8,
+            help="A variable of the chat template, as enable_thinking=false: JSON, or else text; repeatable.",
+        ),
+    ] = None
+    plain_content: Annotated[
+        bool, flag("--plain-content", help="Text of a prompt stays text, also where it spells a control token.")
+    ] = False
+
+    def settings(self) -> ConversationSettings:
+        """Of conversations without a system message.
+
+        Raises:
+            UsageError: --template-arg is not what it must be.
+        """
+        return ConversationSettings(
+            template_args=template_args(self.template_arg or ()), plain_content=self.plain_content
+        )
+
+
+@dataclass(frozen=True)
+class ConversationOptions(TemplateOptions):
     """What surrounds a prompt when a model reads it."""
 
     system: Annotated[
@@ -133,3 +170,45 @@ class ConversationOptions:
     def __post_init__(self) -> None:
         if self.raw and self.system is not None:
             raise UsageError("--system needs the chat template that --raw leaves out: leave one of them out")
+
+    def settings(self) -> ConversationSettings:
+        """All of it."""
+        return replace(super().settings(), system=self.system, raw=self.raw)
+
+
+def template_args(words: Sequence[str]) -> dict[str, Any]:
+    """The variables that --template-arg names, with their values.
+
+    Raises:
+        UsageError: one has no value or no name, comes twice, or has a value that a template would take for another.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name.isidentifier() or not equals:
+            raise UsageError(f"--template-arg {word} must be NAME=VALUE, as enable_thinking=false")
+        if name in found:
+            raise UsageError(f"--template-arg {name} is given twice: choose one")
+        if text in ("True", "False", "None"):
+            right = {"True": "true", "False": "false", "None": "null"}[text]
+            raise UsageError(
+                f"--template-arg {word} would be the word '{text}' to a template: write {name}={right}, or "
+                f"'{name}=\"{text}\"' for the word"
+            )
+        found[name] = _value(text)
+        if not is_unicode(json.dumps(found[name], ensure_ascii=False)):
+            raise UsageError(f"--template-arg {name} is not UTF-8: convert it first")
+    return found
+
+
+def _value(text: str) -> Any:
+    """What JSON says it is, else the text."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_constant(name: str) -> None:
+    """NaN and Infinity, which Python reads, are no JSON."""
+    raise ValueError(name)

@@ -23,6 +23,13 @@ class ReportFormat(StrEnum):
     markdown = "markdown"
 
 
+class ListFormat(StrEnum):
+    """Values of --format where the result is a list or a table, for people or for programs."""
+
+    table = "table"
+    json = "json"
+
+
 FORMAT = option("--format", panel=OUTPUT, help="What goes to stdout.")
 Output = Annotated[Path | None, option("--output", "-o", panel=OUTPUT, help="Write there instead of stdout.")]
 

@@ -66,6 +66,7 @@ def document_of(
     )
     return document(
         **head,
+        command=plan.request.command,
         results=results,
         baseline_samples=summary.samples(plain_runs(session.runs)),
         recommendation=recommend(results),
@@ -121,7 +122,6 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "sampling": sampling,
         **asdict(request.settings),
         "seed_derivation": DERIVATION,
-        "system": request.system,
-        "raw": request.raw,
+        **asdict(request.conversation),
         "compare": request.compare,
     }

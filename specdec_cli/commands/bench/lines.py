@@ -47,7 +47,7 @@ class Lines:
     def __init__(self, request: BenchRequest, stack: ExitStack, head: dict[str, Any], known: Sequence[Run]) -> None:
         self._head = head
         self._files: list[RunsFile] = []
-        session = document(**head)
+        session = document(**head, command=request.command)
         if request.resume is not None:
             keep_runs(request.resume)
             self._files.append(stack.enter_context(closing(RunsFile(request.resume, "a"))))

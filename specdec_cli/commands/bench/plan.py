@@ -13,7 +13,8 @@ from specdec_cli.errors import UsageError
 from specdec_cli.measurement.benchmark import Contest, in_turn
 from specdec_cli.prompts import Prompt
 from specdec_cli.runtime.checkpoints.reading import Report
-from specdec_cli.runtime.pairs.pair import Pair, conversation
+from specdec_cli.runtime.pairs.pair import Pair
+from specdec_cli.runtime.pairs.prompting import prompt_notes, read_prompt
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,8 @@ class Dialogue:
         return len(ids) + self.turns * self.request.settings.max_new_tokens
 
     def _encode(self, answers: Sequence[str], room_for: int) -> Sequence[int]:
-        messages = conversation(self.prompt, self.request.system)
-        for text, answer in zip(self.prompt.turns, answers, strict=False):
-            messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": self.prompt.turns[len(answers)]})
-        return self.pair.encode(messages, self.request.raw, room=room_for * self.request.settings.max_new_tokens)
+        room = room_for * self.request.settings.max_new_tokens
+        return read_prompt(self.pair, self.prompt, self.request.conversation, answers, room)
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,8 @@ def make_plan(request: BenchRequest, pairs: Sequence[Pair], report: Report) -> P
     dialogues = [Dialogue(pairs[0], prompt, request) for prompt in request.prompts]
     sizes = [dialogue.require_room(number) for number, dialogue in enumerate(dialogues, start=1)]
     for note in dict.fromkeys(filter(None, (pair.draft_context_note(sizes) for pair in pairs))):
+        report(f"note: {note}")
+    for note in prompt_notes(pairs[0], request.prompts, request.conversation):
         report(f"note: {note}")
     peers = load_peers(request, pairs, report)
     return Plan(request, pairs, peers, dialogues, contests(request, pairs, peers))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.prompts import Prompt
-from specdec_cli.settings import BenchSettings, ModelSettings, SamplingSettings
+from specdec_cli.settings import BenchSettings, ConversationSettings, ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class BenchRequest:
     prompts: Sequence[Prompt]
     prompt_source: str
     prompts_sha256: str
-    system: str | None = None
-    raw: bool = False
+    conversation: ConversationSettings = field(default_factory=ConversationSettings)
     sweep: bool = False
     compare: str | None = None
     check_distribution: bool = False
@@ -44,3 +43,8 @@ class BenchRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+
+    @property
+    def command(self) -> str:
+        """Whose tables are shown."""
+        return "sweep-k" if self.sweep else "bench"

@@ -10,10 +10,11 @@ from specdec_cli.commands.bench.request import BenchRequest
 from specdec_cli.measurement.benchmark import estimate_s
 from specdec_cli.measurement.runs import Run
 from specdec_cli.reports import bench as reports
-from specdec_cli.reports.console import Aside, PipeConsole, output, table_console, write_markdown
+from specdec_cli.reports.console import Aside, PipeConsole, output, write_markdown
 from specdec_cli.reports.export import to_json
 from specdec_cli.reports.plan import plan_lines
 from specdec_cli.reports.rows import to_csv, to_markdown
+from specdec_cli.reports.screens import measurement_screen
 
 
 def tell_plan(plan: Plan, warm: Mapping[float, Sequence[Run]], known: int) -> None:
@@ -71,10 +72,5 @@ def _write(request: BenchRequest, document: dict[str, Any], out: IO[str]) -> Non
     elif request.output_format == "markdown":
         write_markdown(to_markdown(reports.short_rows(document)), out)
     else:
-        console = table_console(out)
-        console.print(reports.sweep_report(document) if request.sweep else reports.bench_report(document))
-        if request.sweep and len(request.settings.ks) > 1:
-            from specdec_cli.reports.plots import text_plot
-
-            console.print(text_plot(document["results"], console.width), markup=False, soft_wrap=True)
+        measurement_screen(document, out, sweep=request.sweep)
     out.flush()

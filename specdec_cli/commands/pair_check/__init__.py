@@ -90,7 +90,7 @@ def _check(
     if request.probe and verdict(checks, strict=False) is not False:
         aside(f"measuring {request.target.source} with {name}")
         try:
-            measured, figures["probe"] = probe(request.target, spec, settings, prompts, aside)
+            measured, figures["probe"] = probe(request.target, spec, settings, prompts, request.conversation, aside)
         except OutOfMemoryError as error:
             memory_ran_out, measured = True, [undecided("probe", str(error))]
         except IncompatiblePairError as error:
@@ -143,6 +143,8 @@ def _document(request: PairCheckRequest, device: torch.device, findings: Sequenc
         "probe": request.probe,
         "prompts": request.prompts,
         "strict": request.strict,
+        "template_args": request.conversation.template_args,
+        "plain_content": request.conversation.plain_content,
     }
     return document(environment(device), settings, **head, pairs=[finding.record for finding in findings])
 

@@ -25,9 +25,10 @@ from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import clock_for, out_of_memory
 from specdec_cli.runtime.models.windows import CACHED, MASKED, declared_windows
 from specdec_cli.runtime.pairs.checks import Check
-from specdec_cli.runtime.pairs.pair import Pair, conversation, describe, describe_draft, load_pair, load_unquantised
+from specdec_cli.runtime.pairs.pair import Pair, describe, describe_draft, load_pair, load_unquantised
+from specdec_cli.runtime.pairs.prompting import prompt_notes, read_prompt
 from specdec_cli.runtime.pairs.text import is_chat_tokenizer
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.settings import ConversationSettings, ModelSettings, SamplingSettings
 
 BUILT_IN_PROMPTS = 5
 COMPARED_TOKENS = 16  # of the answer to each prompt, where a quantised target is compared with itself
@@ -48,6 +49,7 @@ def probe(
     spec: DraftSpec,
     settings: ModelSettings | None,
     prompts: Sequence[Prompt] | None,
+    conversation: ConversationSettings,
     report: Report,
 ) -> tuple[list[Check], dict[str, Any]]:
     """Load one pair and measure it: checks, and the record that they rest on.
@@ -59,7 +61,7 @@ def probe(
     draft, drafter_for = _drafting(pair, spec)
     for note in pair.notes:
         report(note)
-    ids = _encoded(pair, prompts)
+    ids = _encoded(pair, prompts, conversation, report)
     with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
         caches = _agreements(pair, ids)
         agreements = {role: caches[role].record() if role in caches else None for role in ("target", "draft")}
@@ -93,12 +95,16 @@ def _drafting(pair: Pair, spec: DraftSpec) -> tuple[ChainModel, Callable[[Sampli
     return model, partial(EarlyExit, model)
 
 
-def _encoded(pair: Pair, prompts: Sequence[Prompt] | None) -> list[list[int]]:
+def _encoded(
+    pair: Pair, prompts: Sequence[Prompt] | None, conversation: ConversationSettings, report: Report
+) -> list[list[int]]:
     """Ids of the first turn of each prompt."""
     if prompts is None:
         chats = is_chat_tokenizer(pair.checkpoint.tokenizer)
         prompts = builtin_prompts("mixed" if chats else "code")[:BUILT_IN_PROMPTS]
-    return [pair.encode([*conversation(p, None), {"role": "user", "content": p.turns[0]}], raw=False) for p in prompts]
+    for note in prompt_notes(pair, prompts, conversation):
+        report(f"note: {note}")
+    return [read_prompt(pair, prompt, conversation) for prompt in prompts]
 
 
 def _agreements(pair: Pair, ids: Sequence[list[int]]) -> dict[str, Agreement]:

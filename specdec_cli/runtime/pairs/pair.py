@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from specdec_cli.drafters.base import DrafterParts
 from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import OutOfMemoryError, UsageError
-from specdec_cli.prompts import Prompt
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.gguf.converted import is_converted
 from specdec_cli.runtime.checkpoints.hub_files import fetched
@@ -137,25 +136,40 @@ class Pair:
         # Behind a text as long as the context, one token can still be drafted.
         return max(0, new_tokens - max(0, self.draft.max_length + 1 - prompt_tokens))
 
-    def encode(self, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[dict[str, str]],
+        raw: bool,
+        room: int = 1,
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        plain: bool = False,
+    ) -> list[int]:
         """Ids of a conversation that the model is to continue.
 
         Args:
-            messages: the last one is the user's.
+            messages: the last one is the user's, or the assistant's for the model to go on with.
             raw: send its text as it is, without a chat template.
             room: tokens that must fit behind it.
+            template_args: variables of the chat template.
+            plain: what spells a control token in a message is text.
 
         Raises:
             UsageError: the prompt needs a template and there is none, is empty, or is longer than the context.
         """
         tokenizer = self.checkpoint.tokenizer
         if is_chat_tokenizer(tokenizer) and not raw:
-            ids = encode_chat(tokenizer, list(messages))
+            ids = encode_chat(tokenizer, list(messages), template_args, plain)
         else:
+            why = "--raw is given" if raw else "the target has no chat template"
             if any(m["role"] == "system" for m in messages):
-                why = "--raw is given" if raw else "the target has no chat template"
                 raise UsageError(f"a system message needs a chat template, and {why}: leave the system message out")
-            ids = encode_text(tokenizer, "\n".join(m["content"] for m in messages))
+            if template_args:
+                raise UsageError(
+                    f"--template-arg (or chat_template_kwargs) {', '.join(template_args)} is for a chat template, and "
+                    f"{why}: leave it out"
+                )
+            ids = encode_text(tokenizer, "\n".join(m["content"] for m in messages), plain)
         if not ids:
             raise UsageError("the prompt has no tokens: give some text")
         strange = next((i for i in ids if i >= self.checkpoint.num_rows), None)
@@ -260,12 +274,6 @@ def describe_draft(spec: DraftSpec, settings: ModelSettings | None, pair: Pair) 
     if settings is None or pair.draft_checkpoint is None:
         return {"source": spec.name}
     return describe(settings, pair.draft_checkpoint) | ({} if spec.is_model else {"name": spec.name})
-
-
-def conversation(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
-    """The messages before a prompt's first turn."""
-    opening = [{"role": "system", "content": system}] if system else []
-    return [*opening, *(dict(m) for m in prompt.history)]
 
 
 def without_recording(clock: Callable[[], float], pairs: Sequence[Pair]) -> Callable[[], float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -95,28 +96,58 @@ def is_chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of a plain prompt, with the tokens that the tokenizer itself puts in front."""
-    ids: list[int] = tokenizer(text)["input_ids"]
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, plain: bool = False) -> list[int]:
+    """Ids of a plain prompt, with the tokens that the tokenizer itself puts in front.
+
+    Args:
+        plain: what spells a special token is text.
+    """
+    ids: list[int] = tokenizer(text, **({"split_special_tokens": True} if plain else {}))["input_ids"]
     end = tokenizer.eos_token_id
     if len(ids) > 1 and ids[-1] == end and end != tokenizer.bos_token_id:
         return ids[:-1]  # some tokenizers close what they encode; a prompt goes on
     return ids
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
-    """Ids of a conversation, up to where the assistant's answer begins.
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    template_args: Mapping[str, Any] | None = None,
+    plain: bool = False,
+) -> list[int]:
+    """Ids of a conversation, up to where the assistant's answer begins, or goes on behind what it has said.
+
+    Args:
+        template_args: variables of the template.
+        plain: what spells a control token in a message or a variable is text.
 
     Raises:
-        UsageError: the template refuses the conversation (a system message in Gemma's, say).
+        UsageError: the template refuses the conversation (a system message in Gemma's, say), does not keep what is to
+            be gone on with, or knows no such variable.
     """
+    args = dict(template_args or {})
+    for name in args:
+        if not re.search(rf"\b{re.escape(name)}\b", _template_text(tokenizer)):
+            raise UsageError(
+                f"the target's chat template knows no '{name}': leave it out of --template-arg and chat_template_kwargs"
+            )
+    going_on = messages[-1]["role"] == "assistant"
+    how = {"continue_final_message": True} if going_on else {"add_generation_prompt": True}
     try:
-        text = render_chat(tokenizer, messages)
+        if plain:
+            sanitised = {"tokenize": True, "return_dict": False, "sanitize_control_tokens": True}
+            return list(_apply_template(tokenizer, messages, **how, **sanitised, **args))
+        text = _apply_template(tokenizer, messages, tokenize=False, **how, **args)
     except ValueError as error:
+        if going_on and str(error).startswith("ValueError: continue_final_message"):
+            raise UsageError(
+                "the target's chat template does not keep the assistant's last message, so it cannot be gone on with: "
+                "leave the message out, or use --raw to send plain text"
+            ) from error
         raise UsageError(
             f"the target's chat template refuses this conversation ({error}); use --raw to send plain text"
         ) from error
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(str(text), add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -126,13 +157,38 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
     Raises:
         ValueError: the template refuses it, on purpose or by an error of its own; the message is one line.
     """
+    return str(_apply_template(tokenizer, messages, tokenize=False, add_generation_prompt=True))
+
+
+def control_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[str]:
+    """Added tokens that these texts spell, and that are read as tokens there unless the texts are kept plain."""
+    if not tokenizer.is_fast:
+        names = list(tokenizer.all_special_tokens)
+    else:
+        template = _template_text(tokenizer)
+        added = tokenizer.added_tokens_decoder.values()
+        names = [t.content for t in added if t.special or (t.content in template and not t.content.isspace())]
+    return [name for name in names if any(name in text for text in texts)]
+
+
+def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The chat template, or all of them where there are several."""
+    template: Any = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
+def _apply_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any) -> Any:
+    """What transformers makes of it.
+
+    Raises:
+        ValueError: the template refuses it, on purpose or by an error of its own; the message is one line.
+    """
     from jinja2 import TemplateError
 
     # A template is a small program: it adds, indexes and calls, and Python's errors for these come out as they are.
     mistakes = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
     try:
-        text: Any = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(messages, **how)
     except (TemplateError, *mistakes) as error:
         name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         raise ValueError(name + " ".join(str(error).split())) from error
-    return str(text)

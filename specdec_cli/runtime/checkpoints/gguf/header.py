@@ -50,7 +50,7 @@ class UnknownFormatError(SpecdecError):
     """A tensor is stored in a format that a newer gguf package may know."""
 
 
-class _Cursor:
+class Cursor:
     """Reads one value after the other."""
 
     def __init__(self, blob: memoryview) -> None:
@@ -194,7 +194,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     blob = np.memmap(path, mode="r", dtype=np.uint8)
-    cursor = _Cursor(memoryview(blob))  # type: ignore[arg-type]  # numpy implements the buffer protocol
+    cursor = Cursor(memoryview(blob))  # type: ignore[arg-type]  # numpy implements the buffer protocol
     if len(blob) < struct.calcsize("<4sIQQ"):
         raise ValueError("it ends within its header")
     magic, version, num_tensors, num_values = cursor.numbers("4sIQQ")
