@@ -22,6 +22,7 @@ WHOLE_VOCAB = "none"
 FREQUENT, LARGE_HEAD = 32_768, 0.25
 
 
+WIDEST_TREE = 1024  # tokens of a draft: what is beyond makes a pass too wide to be worth it
 # K is a number, or the name of a rule that chooses it for each round (`specdec_cli.decoding.draft_length`).
 KChoice = int | str
 K_RULES = ("auto", "heuristic")
@@ -33,6 +34,11 @@ def _is_k(value: KChoice) -> bool:
 
 def _require_draft_stop(value: float) -> None:
     _require(0 <= value < 1, f"--draft-stop is a probability, from 0 (never stop) to below 1, not {value:g}")
+
+
+def _require_draft_tree(nodes: int, draft_stop: float) -> None:
+    _require(0 <= nodes <= WIDEST_TREE, f"--draft-tree must be from 1 to {WIDEST_TREE} tokens, not {nodes}")
+    _require(not (nodes and draft_stop), "--draft-stop ends chains, and --draft-tree drafts none: leave one out")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -170,6 +176,7 @@ class GenerationSettings:
         ignore_end_token: run on past the model's end tokens, to the length.
         seed: of every random draw; the same seed and prompts give the same records. See `decoding.seeds`.
         draft_stop: a draft ends behind a token that its model gave less than this probability; 0 never ends it.
+        draft_tree: tokens that a trained head drafts as a tree; 0 for a chain.
     """
 
     num_draft_tokens: KChoice = 4
@@ -178,9 +185,11 @@ class GenerationSettings:
     ignore_end_token: bool = False
     seed: int = 0
     draft_stop: float = 0.0
+    draft_tree: int = 0
 
     def __post_init__(self) -> None:
         _require_draft_stop(self.draft_stop)
+        _require_draft_tree(self.draft_tree, self.draft_stop)
         _require(
             _is_k(self.num_draft_tokens),
             f"--k must be from 1 to {LARGEST}, {' or '.join(K_RULES)}, not {self.num_draft_tokens}; for plain decoding "
@@ -205,7 +214,7 @@ class BenchSettings:
         seed: of all random draws, as for `GenerationSettings`.
         simulated_acceptance: each drafted token is accepted with this probability, whatever the models say; the text
             means nothing then, the times do. None applies the rule.
-        draft_stop: see `GenerationSettings`.
+        draft_stop, draft_tree: see `GenerationSettings`.
     """
 
     ks: tuple[KChoice, ...]
@@ -216,9 +225,11 @@ class BenchSettings:
     seed: int = 0
     simulated_acceptance: float | None = None
     draft_stop: float = 0.0
+    draft_tree: int = 0
 
     def __post_init__(self) -> None:
         _require_draft_stop(self.draft_stop)
+        _require_draft_tree(self.draft_tree, self.draft_stop)
         simulated = self.simulated_acceptance
         _require(
             simulated is None or 0 <= simulated <= 1,

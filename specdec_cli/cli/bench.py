@@ -159,6 +159,7 @@ class BenchOptions:
             seed=seed_or_new(seed),
             simulated_acceptance=self.speculation.simulate_acceptance,
             draft_stop=self.speculation.draft_stop,
+            draft_tree=self.speculation.draft_tree,
         )
 
 

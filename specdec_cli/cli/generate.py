@@ -91,6 +91,7 @@ class AnswerOptions:
             ignore_end_token=self.ignore_eos,
             seed=seed_or_new(self.sampling.seed),
             draft_stop=self.speculation.draft_stop,
+            draft_tree=self.speculation.draft_tree,
         )
 
     def checked(self) -> dict[str, Any]:

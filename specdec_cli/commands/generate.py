@@ -31,6 +31,7 @@ from specdec_cli.runtime.pairs.pair import (
     describe_draft,
     load_pair,
     recorded,
+    require_heads,
     without_recording,
 )
 from specdec_cli.runtime.pairs.prompting import prompt_notes, read_prompt
@@ -92,7 +93,10 @@ def run(request: GenerateRequest) -> int:
     aside = Aside(request.quiet)
     pair = load_pair(request.target, request.draft, aside)
     aside.notes(pair.notes)
-    drafter = make_drafter(request.drafter, pair.drafter_parts(request.sampling, request.generation.draft_stop))
+    limits = request.generation
+    require_heads([pair], limits.draft_tree)
+    parts = pair.drafter_parts(request.sampling, limits.draft_stop, limits.draft_tree)
+    drafter = make_drafter(request.drafter, parts)
     if note := pair.draft_context_note(_sizes(request, pair)):
         aside.notes([note])
     aside.notes(prompt_notes(pair, request.prompts, request.conversation))

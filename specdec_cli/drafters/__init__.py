@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MODULES = {
     "none": "specdec_cli.drafters.plain",
     "model": "specdec_cli.drafters.draft_model",
+    "recurrent-head": "specdec_cli.drafters.recurrent_head",
     "ngram": "specdec_cli.drafters.ngram",
     "suffix": "specdec_cli.drafters.suffix",
     "early-exit": "specdec_cli.drafters.early_exit",
@@ -35,5 +36,7 @@ def make_drafter(spec: DraftSpec, parts: DrafterParts) -> Drafter:
 
 
 def _make(source: Source, parts: DrafterParts) -> Drafter:
-    drafter: Drafter = import_module(MODULES[source.kind]).make(source.options, parts)
+    # Whether a checkpoint is a model or a head is known once it is loaded.
+    kind = parts.head.drafts_by if source.model is not None and parts.head is not None else source.kind
+    drafter: Drafter = import_module(MODULES[kind]).make(source.options, parts)
     return drafter

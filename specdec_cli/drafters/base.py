@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec_cli.decoding.head import TrainedHead
 from specdec_cli.decoding.model import CachedModel, ChainModel, Tap
 from specdec_cli.settings import SamplingSettings
 
@@ -139,6 +140,8 @@ class DrafterParts:
             warping); 0 never ends it.
         early_exit: given a number of layers, the first so many of the target as a model of its own, on the target's
             weights and cache; raises UsageError or IncompatiblePairError where that cannot be.
+        head: the trained head that --draft names; None where it names none. There is a draft or a head, not both.
+        draft_tree: tokens that a head drafts as a tree; 0 for chains.
     """
 
     target: CachedModel
@@ -146,8 +149,12 @@ class DrafterParts:
     sampling: SamplingSettings
     early_exit: Callable[[int], ChainModel]
     draft_stop: float = 0.0
+    head: TrainedHead | None = None
+    draft_tree: int = 0
 
     @property
     def device(self) -> torch.device:
         """Where drafts are made."""
+        if self.head is not None:
+            return self.head.device
         return self.target.device if self.draft is None else self.draft.device

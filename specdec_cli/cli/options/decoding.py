@@ -97,6 +97,15 @@ class SpeculationOptions:
             help="End a draft behind a token that its own model gave less than this probability; 0: never.",
         ),
     ] = GenerationSettings.draft_stop
+    draft_tree: Annotated[
+        int,
+        option(
+            "--draft-tree",
+            panel=SPECULATION,
+            metavar="<nodes>",
+            help="Let a trained head draft a tree of so many tokens, K deep, in place of a chain; 0: a chain.",
+        ),
+    ] = GenerationSettings.draft_tree
 
     def k_for(self, models: ModelChoice) -> KChoice:
         """The value of --k where it is one number or a rule, else what the preset says.
@@ -121,6 +130,12 @@ class SpeculationOptions:
         """
         if models.kinds == {NO_DRAFT}:
             refuse_given(self, ("k",), f"is how much is drafted, and --draft {NO_DRAFT} drafts nothing: leave it out")
+        if MODEL not in models.kinds:
+            refuse_given(
+                self,
+                ("draft_tree",),
+                f"is for a draft that is a trained head, not for --draft {models.draft_names}: leave it out",
+            )
         if models.kinds.isdisjoint((MODEL, "early-exit")):
             refuse_given(
                 self,

@@ -19,7 +19,7 @@ from specdec_cli.errors import InterruptedByUser
 from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.outcome import exit_code
 from specdec_cli.reports.console import Aside, each
-from specdec_cli.runtime.pairs.pair import load_pairs, recorded
+from specdec_cli.runtime.pairs.pair import load_pairs, recorded, require_heads
 
 __all__ = ["BenchRequest", "run"]
 
@@ -28,6 +28,7 @@ def run(request: BenchRequest) -> int:
     """Measure, show, save; the exit code."""
     aside = Aside(request.quiet)
     pairs = load_pairs(request.target, [model for _, model in request.drafts], aside)
+    require_heads(pairs, request.settings.draft_tree)
     aside.notes(note for pair in pairs for note in pair.notes)
     check_export(request, pairs)
 

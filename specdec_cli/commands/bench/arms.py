@@ -50,7 +50,9 @@ def _contest(
 
     def loop_arm(spec: DraftSpec, k: KChoice, pair: Pair) -> LoopArm:
         # One an arm: none learns from another.
-        drafter = make_drafter(spec, pair.drafter_parts(sampling, request.settings.draft_stop))
+        drafter = make_drafter(
+            spec, pair.drafter_parts(sampling, request.settings.draft_stop, request.settings.draft_tree)
+        )
         return LoopArm(spec.name, k, target, drafter, sampling, clock, end_ids, simulated)
 
     arms: list[Arm] = []
@@ -68,7 +70,8 @@ def _transformers(
     plain = transformers_generate(peers[0], sampling, None)
     arms = [PeerArm("transformers generate", NO_DRAFT, 0, sampling.temperature, plain, clock)]
     for (spec, _), pair in zip(request.drafts, peers, strict=True):
-        if not spec.is_model and spec.prompt_lookup is None:  # transformers has no such source
+        known = (spec.is_model and pair.head is None) or spec.prompt_lookup is not None
+        if not known:  # to transformers
             continue
         label = "transformers assisted" if spec.is_model else "transformers prompt lookup"
         label += f" by {spec.name}" if len(peers) > 1 else ""

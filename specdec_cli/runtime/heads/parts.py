@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ class TargetParts:
         dtype: of its weights.
         vocab_size: width of the logits that the loop sees.
         blocked_ids: ids below it that must never be drafted.
+        output_dtype: of what goes into `lm_head`; None where that is `dtype`.
     """
 
     embed: nn.Module
@@ -34,6 +35,7 @@ class TargetParts:
     dtype: torch.dtype
     vocab_size: int
     blocked_ids: Tensor | None = None
+    output_dtype: torch.dtype | None = None
 
 
 class Weights:
@@ -131,23 +133,34 @@ class Output(nn.Module):
     def __init__(self, head: nn.Module, parts: TargetParts, target_ids: Tensor | None = None) -> None:
         super().__init__()
         self.head = head
-        self._vocab_size = parts.vocab_size
+        self.vocab_size = parts.vocab_size
+        self._dtype = parts.output_dtype or parts.dtype if head is parts.lm_head else parts.dtype
         self._ids = None if target_ids is None else target_ids.to(parts.device)
         self._blocked = None if parts.blocked_ids is None else parts.blocked_ids.to(parts.device)
 
     @property
     def words(self) -> Tensor:
         """Ids of the target that the head can draft, in the order of its own."""
-        return torch.arange(self._vocab_size) if self._ids is None else self._ids
+        return torch.arange(self.vocab_size) if self._ids is None else self._ids
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether it speaks a vocabulary of its own."""
+        return self._ids is not None
+
+    def cut(self, kept_ids: Tensor, take_rows: Callable[[nn.Module, Tensor], nn.Module]) -> None:
+        """From here on compute these tokens alone, [n] ascending ids."""
+        self.head = take_rows(self.head, kept_ids)
+        self._ids = kept_ids
 
     def forward(self, states: Tensor) -> Tensor:
         """[n, h] to [n, vocab_size]."""
-        logits = self.head(states[None])[0].float()
+        logits = self.head(states[None].to(self._dtype))[0].float()
         if self._ids is not None:
-            full = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+            full = logits.new_full((len(logits), self.vocab_size), -torch.inf)
             logits = full.index_copy_(-1, self._ids, logits)
         else:
-            logits = logits[:, : self._vocab_size]
+            logits = logits[:, : self.vocab_size]
         return logits if self._blocked is None else logits.index_fill(-1, self._blocked, -torch.inf)
 
 

@@ -52,6 +52,7 @@ class RecurrentHead(nn.Module):
     ) -> None:
         super().__init__()
         self.taps = tuple(taps)
+        self.drafts_by = "recurrent-head"
         self.device = device
         self.dtype = dtype
         self.embed = embed

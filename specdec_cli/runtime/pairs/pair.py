@@ -23,6 +23,7 @@ from specdec_cli.runtime.models.for_loop import model_for_loop
 from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.runtime.pairs.text import TextStream, encode_chat, encode_text, is_chat_tokenizer, special_tokens
+from specdec_cli.runtime.pairs.trained_heads import LoadedHead, describe_head, head_at, load_head
 from specdec_cli.runtime.pairs.vocabularies import (
     VocabularyComparison,
     compare_vocabularies,
@@ -30,7 +31,7 @@ from specdec_cli.runtime.pairs.vocabularies import (
     id_to_token,
     require_same_vocabulary,
 )
-from specdec_cli.settings import KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
+from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings, SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Pair:
     Attributes:
         target: for the loop.
         draft: likewise, with the ids of the target; None where the drafter is no model.
+        head: the trained head that drafts; None where none does.
         checkpoint: the target's, which also owns the tokenizer that prompts and output go through.
         notes: what was decided or found while loading, a line each.
     """
@@ -49,6 +51,7 @@ class Pair:
     checkpoint: Checkpoint
     draft_checkpoint: Checkpoint | None
     notes: tuple[str, ...]
+    head: LoadedHead | None = None
 
     @property
     def models(self) -> tuple[TransformersModel, ...]:
@@ -58,13 +61,15 @@ class Pair:
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """Where the models compute."""
-        return tuple(model.device for model in self.models)
+        heads = () if self.head is None else (self.head.network.device,)
+        return (*(model.device for model in self.models), *heads)
 
-    def drafter_parts(self, sampling: SamplingSettings, draft_stop: float) -> DrafterParts:
+    def drafter_parts(self, sampling: SamplingSettings, draft_stop: float, draft_tree: int = 0) -> DrafterParts:
         """What drafters are made of here."""
         for graphs in recordings(self.models)[:1]:
             graphs.expect(sampling, draft_stop)
-        return DrafterParts(self.target, self.draft, sampling, self.early_exit, draft_stop)
+        network = None if self.head is None else self.head.network
+        return DrafterParts(self.target, self.draft, sampling, self.early_exit, draft_stop, network, draft_tree)
 
     def early_exit(self, num_layers: int) -> EarlyExitModel:
         """The target's first layers as a draft; raises UsageError or IncompatiblePairError where that cannot be."""
@@ -74,7 +79,7 @@ class Pair:
 
     def facts_for_other_tools(self) -> dict[str, Any]:
         """What decides whether other tools take this pair, by the names of `reports.recommend.Recommendation`."""
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {} if self.head is None else {"head": self.head.head.kind}
         for role, checkpoint in (("target", self.checkpoint), ("draft", self.draft_checkpoint)):
             if checkpoint is None:
                 continue
@@ -211,21 +216,27 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         SpecdecError: one of them cannot be loaded.
     """
     check_options(target, "target")  # what is wrong with an option is told before the target is read
-    for draft in drafts:
-        if draft is not None:
+    heads = [None if draft is None else head_at(draft) for draft in drafts]
+    for draft, head in zip(drafts, heads, strict=True):
+        if draft is not None and (head is None or draft.quantize != AUTO):
             check_options(draft, "draft")
     big = load_checkpoint(target, "target", report)
     ours = id_to_token(big.tokenizer, big.num_rows)
-    cached, more = _with_cache(big, compare_vocabularies(ours, ours), "target", target, report)
+    same = compare_vocabularies(ours, ours)
+    cached, more = _with_cache(big, same, "target", target, report)
     about_target = (*big.notes, *more)
     pairs: list[Pair] = []
-    for i, draft in enumerate(drafts):
+    for i, (draft, head) in enumerate(zip(drafts, heads, strict=True)):
         if draft is not None and draft in drafts[:i]:
             pairs.append(replace(pairs[drafts.index(draft)], notes=()))
             continue
         notes = () if pairs else about_target
         if draft is None:
             pairs.append(Pair(cached, None, big, None, notes))
+            continue
+        if head is not None:
+            loaded = load_head(head, target, big, cached, same, report)
+            pairs.append(Pair(cached, None, big, None, (*notes, *loaded.notes), loaded))
             continue
         small = load_checkpoint(draft, "draft", report)
         comparison = compare_vocabularies(ours, id_to_token(small.tokenizer, small.num_rows))
@@ -234,6 +245,16 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         model, more = _with_cache(small, comparison, "draft", draft, report)
         pairs.append(Pair(cached, model, big, small, (*notes, *more)))
     return pairs
+
+
+def require_heads(pairs: Sequence[Pair], draft_tree: int) -> None:
+    """Refuse --draft-tree where no draft is a trained head, which is known once they are loaded.
+
+    Raises:
+        UsageError: none is.
+    """
+    if draft_tree and all(pair.head is None for pair in pairs):
+        raise UsageError(f"--draft-tree {draft_tree} is for trained heads, and no --draft is one: leave it out")
 
 
 def load_unquantised(settings: ModelSettings, pair: Pair, report: Report) -> TransformersModel | None:
@@ -271,6 +292,8 @@ def describe(settings: ModelSettings, checkpoint: Checkpoint) -> dict[str, objec
 
 def describe_draft(spec: DraftSpec, settings: ModelSettings | None, pair: Pair) -> dict[str, object]:
     """The same for a --draft, under the name that the user gave it where it is not just a model."""
+    if settings is not None and pair.head is not None:
+        return {**asdict(settings), **describe_head(pair.head)} | ({} if spec.is_model else {"name": spec.name})
     if settings is None or pair.draft_checkpoint is None:
         return {"source": spec.name}
     return describe(settings, pair.draft_checkpoint) | ({} if spec.is_model else {"name": spec.name})

@@ -1,215 +1,223 @@
-"""Hidden states of the target on their way to a drafter: those that transformers gives, of the rows that stay."""
+"""The states that the loop hands to a drafter are those that transformers computes for the same text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import laws
 import pytest
+import tape
 import tiny
 import torch
-from tape import TapeRecorder
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation
 from specdec_cli.decoding.model import Tap
 from specdec_cli.decoding.stopping import Stopping
-from specdec_cli.drafters.base import Context, Draft, States
+from specdec_cli.drafters.base import Context, Draft
 from specdec_cli.drafters.composition import Composition
 from specdec_cli.drafters.ngram import NgramDrafter
 from specdec_cli.drafters.plain import NoDrafter
+from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.layers.joined import join
 from specdec_cli.runtime.models.graphs import Graphs
-from specdec_cli.runtime.models.hidden_states import name_of_layers
 from specdec_cli.runtime.models.rereading import RereadingModel, text_frequencies
 from specdec_cli.runtime.models.static_model import StaticModel
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 from specdec_cli.settings import SamplingSettings
 
-VOCAB = tiny.VOCAB_SIZE
-PROMPT = [3, 17, 5, 9, 3, 17, 5, 2, 3, 17]
-GREEDY = SamplingSettings(temperature=0.0)
+pytestmark = pytest.mark.exactness
+
+LAYERS = 2  # of the tiny models
+TAPS = (Tap(1), Tap(0), Tap(LAYERS, normed=True), Tap(LAYERS))
+CLOSE = {"atol": 2e-5, "rtol": 1e-4}
+CPU = torch.device("cpu")
 
 
-class Reader:
-    """Guesses a chain or a tree, right for a while and then wrong, and keeps the states that it takes."""
+class Listener:
+    """Drafts what the target will say, and what it will not, as a chain or as a tree; keeps every state it is given."""
 
-    def __init__(self, taps: Sequence[Tap], right: Sequence[int], tree: bool = False, every: int = 1) -> None:
-        self.device = torch.device("cpu")
-        self.taps = tuple(taps)
-        self.taken: list[Tensor] = []
-        self._right, self._tree, self._every = list(right), tree, every
-        self._rounds = 0
+    device = CPU
+
+    def __init__(self, target: TransformersModel, taps: tuple[Tap, ...] = TAPS, tree: bool = False) -> None:
+        self.taps = taps
+        self._tree = tree
+        self._model = target.model
+        self.rows: list[Tensor] = []
+        self.rounds = 0
 
     def reset(self, context: Context) -> None:
-        assert context.states is not None
-        states = context.states.take()
-        assert states is not None
-        assert len(states) == len(context.token_ids) - 1
-        self.taken = [states]
+        self.rows = []
+        self._take(context)
 
     def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
-        self._rounds += 1
-        if self._rounds % self._every == 0:
-            assert context.states is not None
-            states = context.states.take()
-            if states is not None:
-                self.taken.append(states)
-        done = len(context.token_ids)
-        ids = self._right[done : done + num_draft_tokens]
-        ids[2:] = [(token + 1) % VOCAB for token in ids[2:]]
-        if not ids or not self._tree:
-            return Draft(torch.tensor(ids, dtype=torch.long))
-        # A wrong branch first, then the right one: what stays does not stand where it was read.
-        wrong = [(token + 1) % VOCAB for token in ids]
-        parents = [-1, *range(len(ids) - 1), -1, *range(len(ids), 2 * len(ids) - 1)]
-        return Draft(torch.tensor(wrong + ids), parents=torch.tensor(parents))
+        self._take(context)
+        assert sum(map(len, self.rows)) == len(context.token_ids) - 1
+        self.rounds += 1
+        ids = list(context.token_ids)
+        while len(ids) < len(context.token_ids) + num_draft_tokens:
+            ids.append(int(self._model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        good = ids[len(context.token_ids) :]
+        if self.rounds % 2 and len(good) > 1:
+            good[1] = (good[1] + 1) % 256  # half of the drafts are rejected at their second token
+        if not self._tree:
+            return Draft(torch.tensor(good, dtype=torch.long))
+        bad = [(token + 3) % 256 for token in good]
+        tokens = [token for both in zip(bad, good, strict=True) for token in both]
+        parents = [-1, -1] + [2 * (i // 2) + 1 for i in range(len(tokens) - 2)]
+        return Draft(torch.tensor(tokens, dtype=torch.long), parents=torch.tensor(parents[: len(tokens)]))
 
     def observe(self, num_accepted: int, predictions: Sequence[int] = ()) -> None:
-        pass
+        """Nothing to forget."""
+
+    def _take(self, context: Context) -> None:
+        assert context.states is not None
+        rows = context.states.take()
+        if rows is not None:
+            self.rows.append(rows)
 
 
-def layers_of(model: Any) -> Any:
-    return model.get_submodule(name_of_layers(model, model.config.num_hidden_layers))
-
-
-def hidden(model: Any, ids: Sequence[int], taps: Sequence[Tap]) -> Tensor:
-    """What transformers gives for a whole text without any cache."""
-    before: list[Tensor] = []
-    layers = layers_of(model)
-    hook = layers[-1].register_forward_hook(lambda *of: before.append(of[2] if isinstance(of[2], Tensor) else of[2][0]))
-    with torch.inference_mode():
-        states = model(torch.tensor([list(ids)]), output_hidden_states=True, use_cache=False).hidden_states
+def expected_states(model: TransformersModel, ids: Sequence[int], taps: Sequence[Tap]) -> Tensor:
+    """By output_hidden_states; the last layer's before the norm by a hook of our own."""
+    raw: list[Tensor] = []
+    decoder = model.model.model
+    hook = decoder.norm.register_forward_pre_hook(lambda module, inputs: raw.append(inputs[0]))
+    states = model.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
     hook.remove()
-    last = len(layers)
-    return torch.cat([before[0][0] if t.boundary == last and not t.normed else states[t.boundary][0] for t in taps], -1)
+    parts = [raw[0] if tap == Tap(LAYERS) else states[tap.boundary] for tap in taps]
+    return torch.cat([part[0] for part in parts], -1)
 
 
-def every_tap(model: Any) -> list[Tap]:
-    last = len(layers_of(model))
-    return [Tap(0), Tap(1), Tap(last), Tap(last, normed=True)]
+def heard(
+    target: TransformersModel, listener: Listener, drafter: object = None, prompt: Sequence[int] = laws.PROMPT
+) -> list[int]:
+    """The text but its last round, and checks of its rounds."""
+    ids, steps = laws.generate(target, drafter or listener, prompt=prompt, max_new_tokens=24)  # type: ignore[arg-type]
+    assert any(0 < step.num_accepted < len(step.draft_token_ids) for step in steps)
+    return [*prompt, *ids]
 
 
-def read(target: Any, drafter: Any, k: int = 4, new: int = 20) -> list[int]:
-    generation = Generation(target, drafter, PROMPT, num_draft_tokens=k, sampling=GREEDY, stopping=Stopping(new))
-    list(generation)
-    return [*PROMPT, *generation.token_ids]
+def model(family: str = "llama", **overrides: object) -> TransformersModel:
+    return TransformersModel(tiny.model(family, seed=1, **overrides), tiny.VOCAB_SIZE)
 
 
-def right_text(target: Any) -> list[int]:
-    return read(target, NoDrafter(torch.device("cpu")), new=30)
-
-
-@pytest.mark.parametrize(
-    ("family", "tree"),
-    [
-        *((family, False) for family in ("llama", "qwen2", "gemma3", "gpt2", "gpt_neox")),
-        *((family, True) for family in ("llama", "qwen2", "gpt_neox")),
-    ],
-)
+@torch.inference_mode()
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2"])
 def test_states_are_those_of_transformers(family: str, tree: bool) -> None:
-    model = tiny.model(family)
-    taps = every_tap(model)
-    plain = tiny.model(family)
-    assert (join(model) > 0) == (family in ("llama", "qwen2")), "joined layers hand out the same states"
-    target = TransformersModel(model, VOCAB)
-    drafter = Reader(taps, right_text(target), tree=tree)
-    ids = read(target, drafter)
-    taken = torch.cat(drafter.taken)
-    assert len(ids) - 8 < len(taken) < len(ids), "all but the last rounds' tokens"
-    torch.testing.assert_close(taken, hidden(plain, ids, taps)[: len(taken)], atol=1e-5, rtol=1e-4)
+    """Prompt, rounds with rejections, and paths of trees that do not stand where they belong."""
+    target = model(family)
+    listener = Listener(target, tree=tree)
+    ids = heard(target, listener)
+    rows = torch.cat(listener.rows)
+    assert len(rows) > len(laws.PROMPT) + 5
+    torch.testing.assert_close(rows, expected_states(target, ids, TAPS)[: len(rows)], **CLOSE)
 
 
-def test_a_drafter_behind_another_source_gets_what_came_meanwhile() -> None:
-    model = tiny.model("llama")
-    target = TransformersModel(model, VOCAB)
-    taps = every_tap(model)
-    head = Reader(taps, right_text(target))
-    drafter = Composition([("ngram", NgramDrafter(3, 1, torch.device("cpu"))), ("head", head)])
-    assert drafter.taps == tuple(taps)
-    ids = read(target, drafter)
-    taken = torch.cat(head.taken)
-    torch.testing.assert_close(taken, hidden(model, ids, taps)[: len(taken)], atol=1e-5, rtol=1e-4)
+@torch.inference_mode()
+@pytest.mark.parametrize("prompt", [(7,), (7, 3)], ids=["one token", "two"])
+def test_states_of_short_prompts(prompt: tuple[int, ...]) -> None:
+    target = model()
+    listener = Listener(target)
+    ids = heard(target, listener, prompt=prompt)
+    rows = torch.cat(listener.rows)
+    torch.testing.assert_close(rows, expected_states(target, ids, TAPS)[: len(rows)], **CLOSE)
 
 
-def test_states_pile_up_until_they_are_taken() -> None:
-    model = tiny.model("llama")
-    target = TransformersModel(model, VOCAB)
-    taps = [Tap(1)]
-    drafter = Reader(taps, right_text(target), every=3)
-    ids = read(target, drafter)
-    taken = torch.cat(drafter.taken)
-    torch.testing.assert_close(taken, hidden(model, ids, taps)[: len(taken)], atol=1e-5, rtol=1e-4)
+@torch.inference_mode()
+def test_states_wait_for_a_source_that_is_not_asked() -> None:
+    """Behind ngram, which drafts in some rounds: the listener then gets those rounds' states too."""
+    target = model()
+    listener = Listener(target)
+    both = Composition([("ngram", NgramDrafter(1, 1, CPU)), ("listener", listener)])
+    assert both.taps == TAPS
+    _, steps = laws.generate(target, both, max_new_tokens=24)
+    assert {step.source for step in steps} == {"ngram", "listener"}
+    ids, _ = laws.generate(target, NoDrafter(CPU), max_new_tokens=24)
+    rows = torch.cat(listener.rows)
+    torch.testing.assert_close(rows, expected_states(target, [*laws.PROMPT, *ids], TAPS)[: len(rows)], **CLOSE)
 
 
-def test_recorded_rounds_hand_out_states_too() -> None:
-    """On the tape that stands for CUDA graphs here, whose outputs the next round overwrites."""
-    model = tiny.model("llama")
-    taps = every_tap(model)
-    target = StaticModel(model, VOCAB)
-    recorder = TapeRecorder()
-    target.repeater = Graphs(target, recorder, lambda _: None, "target")
-    drafter = Reader(taps, right_text(target))
-    ids = read(target, drafter, new=30)
-    assert len(target.repeater) > 0
-    taken = torch.cat(drafter.taken)
-    torch.testing.assert_close(taken, hidden(model, ids, taps)[: len(taken)], atol=1e-4, rtol=1e-3)
+@torch.inference_mode()
+def test_states_of_joined_layers() -> None:
+    made = tiny.model("llama", seed=1)
+    plain = model()
+    assert join(made)
+    target = TransformersModel(made, tiny.VOCAB_SIZE)
+    listener = Listener(target)
+    ids = heard(target, listener)
+    rows = torch.cat(listener.rows)
+    torch.testing.assert_close(rows, expected_states(plain, ids, TAPS)[: len(rows)], **CLOSE)
 
 
-def test_frequencies_that_change_with_the_text() -> None:
-    """A prompt beyond the border is read anew in parts, whose states come in one piece."""
-    model = tiny.model("llama", rope_parameters=tiny.LONGROPE, max_position_embeddings=4 * tiny.BORDER)
-    frequencies = text_frequencies(model, "target")
+@torch.inference_mode()
+def test_states_of_recorded_rounds() -> None:
+    """They are results of the recording, which overwrites them in the next round."""
+    plain = model()
+    target = StaticModel(plain.model, tiny.VOCAB_SIZE)
+    recorder = tape.TapeRecorder()
+    target.repeater = Graphs(target, recorder, print, "target")
+    listener = Listener(target)
+    ids = heard(target, listener)
+    assert recorder.tapes, "nothing was recorded"
+    rows = torch.cat(listener.rows)
+    torch.testing.assert_close(rows, expected_states(plain, ids, TAPS)[: len(rows)], **CLOSE)
+    without, _ = laws.generate(target, NoDrafter(CPU), max_new_tokens=24)
+    assert ids[len(laws.PROMPT) :] == without
+
+
+@torch.inference_mode()
+def test_a_text_that_is_read_anew_gives_no_state_twice() -> None:
+    made = tiny.model("llama", seed=1, rope_parameters=tiny.LONGROPE, max_position_embeddings=128)
+    frequencies = text_frequencies(made, "target")
     assert frequencies is not None
-    target = RereadingModel(model, VOCAB, frequencies=frequencies)
-    target.tap([Tap(1), Tap(2, normed=True)])
-    ids = torch.arange(frequencies.border + 6) % VOCAB
-    with torch.inference_mode():
-        target.reset()
-        target.forward(ids[:4], num_logits=1)
-        assert target.take_states().shape == (4, 64)
-        target.forward(ids[4:], num_logits=len(ids) - 4)  # some rows before the border, some behind it
-        states = target.take_states()
-        expected = model(ids[None], output_hidden_states=True, use_cache=False).hidden_states
-    assert states.shape == (len(ids) - 4, 64)
-    torch.testing.assert_close(states[-3:], torch.cat([expected[1], expected[2]], -1)[0, -3:], atol=1e-5, rtol=1e-4)
+    target = RereadingModel(made, tiny.VOCAB_SIZE, frequencies=frequencies)
+    listener = Listener(target)
+    prompt = list(range(20, 20 + tiny.BORDER - 6))  # the border is crossed by the rounds
+    laws.generate(target, listener, prompt=prompt, max_new_tokens=24)  # type: ignore[arg-type]
+    assert sum(map(len, listener.rows)) > tiny.BORDER + 4
 
 
-def test_nothing_is_hooked_for_a_drafter_without_taps() -> None:
-    model = tiny.model("llama")
-    target = TransformersModel(model, VOCAB)
-    target.tap([Tap(1), Tap(2, normed=True)])
-    assert hooks(model) == 2
-    read(target, NoDrafter(torch.device("cpu")), new=3)
-    assert hooks(model) == 0
+def hooks(target: TransformersModel) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.model.modules())
 
 
-def test_the_same_taps_are_hooked_once() -> None:
-    model = tiny.model("llama")
-    target = TransformersModel(model, VOCAB)
-    for _ in range(3):
-        target.tap([Tap(1)])
-    assert hooks(model) == 1
+def test_nothing_is_hooked_where_nobody_asks() -> None:
+    """Nor is what an earlier drafter asked for kept on for a later one."""
+    target = model()
+    laws.generate(target, NoDrafter(CPU), max_new_tokens=4)
+    assert hooks(target) == 0
+    assert target.taps == ()
+    with pytest.raises(ValueError, match="tapped"):
+        target.take_states()
+    laws.generate(target, Listener(target), max_new_tokens=4)  # type: ignore[arg-type]
+    assert hooks(target) == len(TAPS)
+    laws.generate(target, NoDrafter(CPU), max_new_tokens=4)
+    assert hooks(target) == 0
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+def test_a_plain_drafter_sees_no_states() -> None:
+    seen: list[object] = []
+
+    class Plain(NoDrafter):
+        def propose(self, context: Context, num_draft_tokens: int, generator: torch.Generator) -> Draft:
+            seen.append(context.states)
+            return super().propose(context, num_draft_tokens, generator)
+
+    Generation(
+        model(), Plain(CPU), laws.PROMPT, num_draft_tokens=2, sampling=SamplingSettings(), stopping=Stopping(3)
+    ).__iter__().__next__()
+    assert seen == [None]
 
 
-@pytest.mark.parametrize("tap", [Tap(-1), Tap(3), Tap(1, normed=True)])
-def test_a_tap_that_the_target_does_not_have(tap: Tap) -> None:
-    """Whoever reads a head's files refuses it before: see `runtime.heads`."""
-    model = tiny.model("llama")
-    with pytest.raises(ValueError, match="a model of 2 layers has no"):
-        TransformersModel(model, VOCAB).tap([tap])
+@pytest.mark.parametrize("tap", [Tap(LAYERS + 1), Tap(1, normed=True), Tap(-1)])
+def test_a_boundary_that_is_not_there(tap: Tap) -> None:
+    with pytest.raises(ValueError, match="has no"):
+        model().tap([tap])
 
 
-def test_states_until_they_are_taken() -> None:
-    states = States()
-    assert states.take() is None
-    states.add(torch.ones(2, 3))
-    states.add(torch.zeros(1, 3))
-    taken = states.take()
-    assert taken is not None
-    assert taken.tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
-    assert states.take() is None
+def test_layers_that_are_no_plain_list_are_refused() -> None:
+    target = model()
+    target.model.config.num_hidden_layers = 5
+    with pytest.raises(IncompatiblePairError, match="0 lists of 5 modules"):
+        target.tap(TAPS[:1])
