@@ -23,10 +23,13 @@ from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
 from specdec_cli.runtime.checkpoints.plan import check_options
 from specdec_cli.runtime.checkpoints.reading import Report
+from specdec_cli.runtime.heads.kinds import Head
 from specdec_cli.runtime.pairs.checks import Check, model_checks, own_layers_checks, token_checks, undecided, verdict
 from specdec_cli.runtime.pairs.elsewhere import elsewhere
-from specdec_cli.runtime.pairs.resources import cost, default_context, memory
+from specdec_cli.runtime.pairs.head_checks import head_checks, head_record, head_sizes
+from specdec_cli.runtime.pairs.resources import Reads, cost, cost_of, default_context, memory
 from specdec_cli.runtime.pairs.side import Side, look_at
+from specdec_cli.runtime.pairs.trained_heads import head_at
 from specdec_cli.settings import ModelSettings
 
 __all__ = ["PairCheckRequest", "run"]
@@ -108,10 +111,12 @@ def _without_weights(
     request: PairCheckRequest, target: Side, spec: DraftSpec, settings: ModelSettings | None, report: Report
 ) -> tuple[list[Check], dict[str, Any]]:
     """Checks and figures of one draft; one that cannot be read does not hide the others."""
-    figures: dict[str, Any] = {"memory": None, "cost": None, "elsewhere": [], "probe": None}
+    figures: dict[str, Any] = {"memory": None, "cost": None, "elsewhere": [], "head": None, "probe": None}
     sides = [target]
     if settings is not None:
         try:
+            if (head := head_at(settings)) is not None:
+                return _of_head(request, target, head, figures, report)
             sides.append(look_at(settings, "draft", report))
         except SpecdecError as error:
             return [undecided("draft", str(error))], figures
@@ -124,6 +129,23 @@ def _without_weights(
     cost_check, figures["cost"] = cost(target, draft)
     figures["elsewhere"] = elsewhere(*inspections)
     return [*token_checks(*inspections), *same_for_all, cost_check], figures
+
+
+def _of_head(
+    request: PairCheckRequest, target: Side, head: Head, figures: dict[str, Any], report: Report
+) -> tuple[list[Check], dict[str, Any]]:
+    """The same for a trained head, which has no tokenizer and no plan of its own."""
+    inspection = target.inspection
+    same_for_all = [*model_checks([inspection], request.context), *_quantisers([target])]
+    if target.plan is None:
+        return same_for_all, figures
+    sizes = head_sizes(inspection, target.plan, head)
+    memory_check, figures["memory"] = memory([target], request.context or default_context([target]), sizes.bytes)
+    caveat = "" if sizes.tokens == 1 else f"one pass guesses several tokens, here {sizes.tokens}"
+    cost_check, figures["cost"] = cost_of(target, Reads(sizes.parameters, sizes.bytes_per_token, caveat))
+    figures["head"] = head_record(sizes, head, inspection.text_config.num_hidden_layers)
+    checks = head_checks(inspection, target.plan, head, report)
+    return [*checks, *same_for_all, memory_check, cost_check], figures
 
 
 def _quantisers(sides: Sequence[Side]) -> list[Check]:

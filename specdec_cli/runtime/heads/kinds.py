@@ -125,7 +125,6 @@ class Head:
                 f"{name} was made for a vocabulary of {self.vocab_size:,} tokens, and the target has {num_rows:,}: the "
                 "head belongs to another target"
             )
-        self.taps(config.num_hidden_layers)
 
     def describe(self, num_layers: int) -> str:
         """What was detected and how it reads the target's states, in a line."""

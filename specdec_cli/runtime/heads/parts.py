@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from specdec_cli.errors import SpecdecError
+from specdec_cli.errors import IncompatiblePairError, SpecdecError
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,29 @@ def output(weights: Weights, parts: TargetParts, num_rows: int, width: int, name
             )
         return Output(head, parts)
     offsets = weights.raw("d2t", rows).long()
+    ids = target_ids(offsets, num_rows, name)
+    return Output(head, parts, None if rows == num_rows and not bool(offsets.any()) else ids)
+
+
+def target_ids(offsets: Tensor, num_rows: int, name: str) -> Tensor:
+    """The target's id of each of a head's tokens.
+
+    Args:
+        offsets: d2t, [draft vocabulary]: what is to be added to the head's own id.
+        num_rows: of the target's embedding.
+        name: of the head, for messages.
+
+    Raises:
+        IncompatiblePairError: the target has no such ids, or two tokens are one.
+    """
+    rows = len(offsets)
     ids = torch.arange(rows) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= num_rows or len(ids.unique()) != rows:
-        raise SpecdecError(
+        raise IncompatiblePairError(
             f"{name}: its d2t makes ids from {int(ids.min()):,} to {int(ids.max()):,} of its {rows:,} tokens, "
             f"{len(ids.unique()):,} different ones, and the target has {num_rows:,}: the head belongs to another target"
         )
-    return Output(head, parts, None if rows == num_rows and not bool(offsets.any()) else ids)
+    return ids
 
 
 def _by(shape: Sequence[int | None]) -> str:

@@ -89,17 +89,20 @@ def _fit(plans: Sequence[Plan], context: int, free: Free) -> bool:
     return all(need.fits for need in needs(plans, context, free))
 
 
-def memory(sides: Sequence[Side], context: int) -> tuple[Check, dict[str, Any] | None]:
+def memory(sides: Sequence[Side], context: int, head_bytes: int = 0) -> tuple[Check, dict[str, Any] | None]:
     """The check and its record; None without sizes.
 
     Args:
         sides: the target and, where there is one, its draft.
+        context: tokens in the caches.
+        head_bytes: of a trained head beside the target.
     """
     plans = [side.plan for side in sides if side.plan is not None]
     if len(plans) < len(sides):
         return Check("memory", "ok", "nothing to count: see architecture"), None
     target, *drafts = plans
     free = {device: free_memory(device) for device in (*(plan.device for plan in plans), HOST)}
+    free[target.device] -= round(head_bytes * HEADROOM)
     found = needs(plans, context, free)
     fits = all(need.fits for need in found)
     longest = largest_context(plans, free)
@@ -115,6 +118,8 @@ def memory(sides: Sequence[Side], context: int) -> tuple[Check, dict[str, Any] |
         "draft": _sizes(drafts[0], context) if drafts else None,
     }
     parts = [f"{plan.role} {_weights_and_cache(plan, context)}" for plan in plans]
+    if head_bytes:
+        parts.append(f"head {_gigabytes(head_bytes)}")
     shares = ", ".join(f"{_gigabytes(n.needed_bytes)} of {_gigabytes(n.free_bytes)} free on {n.device}" for n in found)
     detail = f"{'; '.join(parts)}; with headroom {shares}, at {context:,} tokens"
     if fits:
@@ -174,14 +179,38 @@ def _weights_and_cache(plan: Plan, context: int) -> str:
     return f"{_gigabytes(plan.loaded.total)} in {name_of(plan.dtype)}{bits} + {cache}"
 
 
+@dataclass(frozen=True)
+class Reads:
+    """What a step of a draft reads.
+
+    Attributes:
+        parameters: of the draft.
+        step_bytes: for one drafted token.
+        caveat: why that is not quite so, for the user; empty where it is.
+    """
+
+    parameters: int
+    step_bytes: float
+    caveat: str = ""
+
+
 def cost(target: Side, draft: Side) -> tuple[Check, dict[str, Any] | None]:
     """Expected c by bytes, and what the forms make of it: the closed one; the extended one for a mixture of experts."""
-    if target.plan is None or draft.plan is None:
+    if draft.plan is None:
         return Check("cost", "ok", "nothing to count: see architecture"), None
-    ours, theirs = target.plan.loaded.step, draft.plan.loaded.step
-    sizes = {side.role: side.inspection.sizes for side in (target, draft)}
+    sizes = draft.inspection.sizes
+    return cost_of(target, Reads(sizes.parameters, draft.plan.loaded.step, sizes.caveat))
+
+
+def cost_of(target: Side, draft: Reads) -> tuple[Check, dict[str, Any] | None]:
+    """The same for whatever drafts."""
+    if target.plan is None:
+        return Check("cost", "ok", "nothing to count: see architecture"), None
+    own = target.inspection.sizes
+    sizes = {"target": Reads(own.parameters, target.plan.loaded.step, own.caveat), "draft": draft}
+    ours, theirs = (reads.step_bytes for reads in sizes.values())
     c = theirs / ours
-    experts = _experts(sizes["target"])
+    experts = _experts(own)
     verify = _one_step if experts is None else lambda k: experts.pass_cost(k + 1)
     best = [_best(alpha, c, verify) for alpha in ALPHAS]
     record: dict[str, Any] = {
@@ -190,8 +219,8 @@ def cost(target: Side, draft: Side) -> tuple[Check, dict[str, Any] | None]:
         "best": best,
         "experts": experts and _woken(experts, c),
         **{
-            role: {"parameters": sizes[role].parameters, "step_bytes": step, "caveat": sizes[role].caveat}
-            for role, step in (("target", ours), ("draft", theirs))
+            role: {"parameters": reads.parameters, "step_bytes": round(reads.step_bytes), "caveat": reads.caveat}
+            for role, reads in sizes.items()
         },
     }
     detail = (

@@ -90,6 +90,7 @@ def load_head(
         raise IncompatiblePairError(f"{name} is a {head.name} head, which specdec cannot draft with: choose another")
     _require_options(settings, target, name)
     head.require_target(config, checkpoint.num_rows)
+    head.taps(config.num_hidden_layers)
     device = checkpoint.device if settings.device == AUTO else choose_device(settings.device, "--draft-device")
     dtype = checkpoint.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     with torch.inference_mode(), out_of_memory(f"to load {name}", "choose a smaller target or a 16-bit --dtype"):
