@@ -7,7 +7,7 @@ slows all of them alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 import torch
@@ -46,6 +46,9 @@ class Acceptance:
         overlap: mean of sum min(target, draft) over the same positions.
         overlap_ci: 95 %, prompts taken as clusters.
         other_s: median seconds of a round outside both models.
+        tokens_per_round: mean over whole rounds.
+        by_position: share of rounds in which the drafted token of each position was accepted, from the first.
+        draft_share: median of what drafting a token took, in the round's verify pass.
     """
 
     temperature: float
@@ -56,6 +59,9 @@ class Acceptance:
     overlap: float | None
     overlap_ci: Interval | None
     other_s: float
+    tokens_per_round: float | None = None
+    by_position: tuple[float, ...] = ()
+    draft_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Costs:
 @torch.inference_mode()
 def measure_costs(
     target: CachedModel,
-    draft: ChainModel,
+    draft: ChainModel | None,
     token_ids: Sequence[int],
     sampling: SamplingSettings,
     clock: Callable[[], float],
@@ -96,7 +102,8 @@ def measure_costs(
     """Time the target's pass over 1 to 17 tokens and the draft's step, in turn, over a filled cache.
 
     Args:
-        target, draft: their caches are emptied first; the draft's may be a part of the target's.
+        target, draft: their caches are emptied first; the draft's may be a part of the target's. None where what drafts
+            is no model of its own: see `with_rounds`.
         token_ids: at least two.
         sampling: of the draft's step.
         clock: seconds; waits for the devices.
@@ -104,14 +111,7 @@ def measure_costs(
     longest = min(MAX_K + 1, target.max_length - len(token_ids))
     ids = torch.tensor(token_ids, device=target.device)
     block = ids.repeat(1 + longest // len(ids))
-    one = torch.tensor(token_ids[-1:], device=draft.device)
-    prefix = ids.to(draft.device)[None]
-    generator = torch.Generator(draft.device).manual_seed(0)
     fill(target, ids)
-    draft.reset()
-    if draft.length < len(ids):
-        draft.forward(prefix[0, draft.length :], num_logits=1)
-        draft.roll_back(0)
 
     def target_pass(width: int) -> float:
         started = clock()
@@ -120,18 +120,42 @@ def measure_costs(
         target.roll_back(width)
         return seconds
 
-    def draft_step() -> float:
+    draft_step = (lambda: 0.0) if draft is None else _draft_step(draft, token_ids, sampling, clock)
+    passes, steps = _in_turn(target_pass, draft_step, longest, clock)
+    step = median(passes[1])
+    low, _, high = quantiles(passes[1], n=4)
+    verify_s = tuple(median(passes[width]) for width in range(2, longest + 1))
+    return Costs(step, median(steps), verify_s, scatter=(high - low) / step)
+
+
+def _draft_step(
+    draft: ChainModel, token_ids: Sequence[int], sampling: SamplingSettings, clock: Callable[[], float]
+) -> Callable[[], float]:
+    """What times the draft's pass over one token, and sampling from it, behind the text."""
+    one = torch.tensor(token_ids[-1:], device=draft.device)
+    prefix = torch.tensor(token_ids, device=draft.device)[None]
+    generator = torch.Generator(draft.device).manual_seed(0)
+    draft.reset()
+    if draft.length < len(token_ids):
+        draft.forward(prefix[0, draft.length :], num_logits=1)
+        draft.roll_back(0)
+
+    def step() -> float:
         started = clock()
         sample(logits_to_probs(draft.forward(one, num_logits=1), sampling, prefix), generator)
         seconds = clock() - started
         draft.roll_back(1)
         return seconds
 
-    passes, steps = _in_turn(target_pass, draft_step, longest, clock)
-    step = median(passes[1])
-    low, _, high = quantiles(passes[1], n=4)
-    verify_s = tuple(median(passes[width]) for width in range(2, longest + 1))
-    return Costs(step, median(steps), verify_s, scatter=(high - low) / step)
+    return step
+
+
+def with_rounds(costs: Costs, acceptance: Acceptance) -> Costs:
+    """The costs of something that drafts in rounds alone, as a trained head does: its share of a round's verify pass.
+
+    Both were timed in the same rounds, so that it matters little when the machine was slower than while passes were.
+    """
+    return replace(costs, draft_step_s=acceptance.draft_share * costs.verify_s[min(ROUND_K, len(costs.verify_s)) - 1])
 
 
 def _in_turn(
@@ -198,4 +222,7 @@ def measure_acceptance(
         overlap=mean[0] if mean else None,
         overlap_ci=mean[1] if mean else None,
         other_s=median(step.other_s for step in rounds) if rounds else 0.0,
+        tokens_per_round=1 + sum(accepted) / len(rounds) if rounds else None,
+        by_position=tuple(sum(s.num_accepted > i for s in rounds) / len(rounds) for i in range(ROUND_K) if rounds),
+        draft_share=median(s.draft_s / len(s.draft_token_ids) / s.verify_s for s in rounds) if rounds else 0.0,
     )

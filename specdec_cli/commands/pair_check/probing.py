@@ -8,14 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.commands.pair_check.readings import compare_readings, readings_check
 from specdec_cli.decoding.model import ChainModel
+from specdec_cli.drafters import make_drafter
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
 from specdec_cli.drafters.early_exit import EarlyExit
 from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.measurement.cache_check import PREFIX, Agreement, check_cache
 from specdec_cli.measurement.fidelity import Fidelity, compare, greedy_answers
-from specdec_cli.measurement.probe import Acceptance, Costs, measure_acceptance, measure_costs
+from specdec_cli.measurement.probe import Acceptance, Costs, measure_acceptance, measure_costs, with_rounds
 from specdec_cli.measurement.probe_advice import recommendation
 from specdec_cli.measurement.probe_advice import record as probe_record
 from specdec_cli.prompts import Prompt, builtin_names, builtin_prompts, read_prompts
@@ -70,7 +72,10 @@ def probe(
             sentence = "Do not use it: a cache that computes something else makes wrong text without any error."
             return checks, {"agreement": agreements, "use": False, "sentence": sentence}
         costs, found = _measured(pair, draft, drafter_for, ids)
+        readings = [] if pair.head is None else compare_readings(pair, target, ids, clock_for(*pair.devices), report)
     use, sentence = recommendation(found[0], costs)
+    if readings:
+        checks.append(readings_check(readings))
     fidelity = _fidelity(target, pair, ids, report)
     if fidelity is not None:
         checks.append(Check("quantised target", "ok", fidelity_line(asdict(fidelity), pair.checkpoint.quantize)))
@@ -82,14 +87,17 @@ def probe(
         "target": describe(target, pair.checkpoint),
         "draft": describe_draft(spec, settings, pair),
         "quantisation": fidelity and asdict(fidelity),
+        "readings": [asdict(reading) for reading in readings],
     }
     return [*checks, _speed_check(use, speed_line(made))], made
 
 
-def _drafting(pair: Pair, spec: DraftSpec) -> tuple[ChainModel, Callable[[SamplingSettings], Drafter]]:
-    """The model that drafts, and what makes a drafter of it."""
+def _drafting(pair: Pair, spec: DraftSpec) -> tuple[ChainModel | None, Callable[[SamplingSettings], Drafter]]:
+    """The model that drafts, where it is one, and what makes a drafter."""
     if pair.draft is not None:
         return pair.draft, partial(DraftModel, pair.draft)
+    if pair.head is not None:
+        return None, lambda sampling: make_drafter(spec, pair.drafter_parts(sampling, 0.0))
     assert spec.own_layers is not None
     model = pair.early_exit(spec.own_layers)
     return model, partial(EarlyExit, model)
@@ -122,20 +130,21 @@ def _agreements(pair: Pair, ids: Sequence[list[int]]) -> dict[str, Agreement]:
 
 def _measured(
     pair: Pair,
-    draft: ChainModel,
+    draft: ChainModel | None,
     drafter_for: Callable[[SamplingSettings], Drafter],
     ids: Sequence[list[int]],
 ) -> tuple[Costs, list[Acceptance]]:
     """Costs, and acceptance at each of the temperatures."""
     clock = clock_for(*pair.devices)
     # What the caches hold is short beside the weights, whatever the prompts are.
-    held = _longest(ids)[: min(PREFIX, pair.target.max_length // 2, draft.max_length // 2)]
+    shorter = pair.target.max_length if draft is None else min(pair.target.max_length, draft.max_length)
+    held = _longest(ids)[: min(PREFIX, shorter // 2)]
     costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
     found = [
         measure_acceptance(pair.target, drafter_for(sampling), ids, sampling, pair.checkpoint.end_ids, clock)
         for sampling in map(SamplingSettings, TEMPERATURES)
     ]
-    return costs, found
+    return (with_rounds(costs, found[0]) if draft is None else costs), found
 
 
 def _fidelity(target: ModelSettings, pair: Pair, ids: Sequence[Sequence[int]], report: Report) -> Fidelity | None:

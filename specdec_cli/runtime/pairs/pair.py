@@ -18,6 +18,7 @@ from specdec_cli.runtime.checkpoints.load import load_checkpoint
 from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import check_options
 from specdec_cli.runtime.checkpoints.reading import Report
+from specdec_cli.runtime.heads.kinds import Head
 from specdec_cli.runtime.models.early_exit import EarlyExitModel
 from specdec_cli.runtime.models.for_loop import model_for_loop
 from specdec_cli.runtime.models.graphs import recordings, stopped_while_recording
@@ -245,6 +246,17 @@ def load_pairs(target: ModelSettings, drafts: Sequence[ModelSettings | None], re
         model, more = _with_cache(small, comparison, "draft", draft, report)
         pairs.append(Pair(cached, model, big, small, (*notes, *more)))
     return pairs
+
+
+def with_head(pair: Pair, head: Head, target: ModelSettings, report: Report) -> Pair:
+    """The same target with another head, or with the same read in another way.
+
+    Raises:
+        SpecdecError: it does not fit.
+    """
+    ours = id_to_token(pair.checkpoint.tokenizer, pair.checkpoint.num_rows)
+    loaded = load_head(head, target, pair.checkpoint, pair.target, compare_vocabularies(ours, ours), report)
+    return replace(pair, head=loaded, notes=())
 
 
 def require_heads(pairs: Sequence[Pair], draft_tree: int) -> None:
