@@ -12,7 +12,7 @@ from specdec_cli.cli.options.declare import MODELS, OUTPUT, SAMPLING, SPECULATIO
 from specdec_cli.cli.options.decoding import ConversationOptions, SamplingOptions, SpeculationOptions, seed_or_new
 from specdec_cli.cli.options.models import ModelChoice, RunningOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, ReportFormat, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 from specdec_cli.settings import NO_DRAFT, BenchSettings, KChoice, ModelSettings
 
@@ -203,9 +203,8 @@ def measure(
     sampling = [options.sampling.settings(temperature) for temperature in settings.temperatures]
     source = options.prompts or ("code" if models.target.source.startswith("demo:") else "mixed")
     prompts = load_prompts(source)
-    silence_libraries(options.output.quiet)
-
-    from specdec_cli.commands import bench as command
+    with starting(options.output.quiet):
+        from specdec_cli.commands import bench as command
 
     return reader_may_leave(
         command.run,

@@ -21,7 +21,7 @@ from specdec_cli.cli.options.decoding import (
 )
 from specdec_cli.cli.options.models import ModelChoice, OneDraft, RunningOptions, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 from specdec_cli.settings import NO_DRAFT, GenerationSettings
 
@@ -103,9 +103,8 @@ def generate(options: GenerateOptions) -> int:
     if options.show_draft and models.kinds == {NO_DRAFT}:
         raise UsageError(f"--show-draft marks drafted text, and --draft {NO_DRAFT} drafts none: leave it out")
     prompts = _prompts(options.prompt, options.prompts)
-    silence_libraries(options.output.quiet)
-
-    from specdec_cli.commands import generate as command
+    with starting(options.output.quiet):
+        from specdec_cli.commands import generate as command
 
     return reader_may_leave(
         command.run,

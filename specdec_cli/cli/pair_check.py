@@ -9,7 +9,7 @@ from typing import Annotated
 from specdec_cli.cli.options.declare import flag, option
 from specdec_cli.cli.options.models import DraftChoice, LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 
 CHECKS = "Checks"
@@ -68,9 +68,8 @@ def pair_check(options: PairCheckOptions) -> int:
     if options.prompts is not None and not options.probe:
         raise UsageError("--prompts is for what is measured: add --probe")
     require_files({"--output": options.output.output})
-    silence_libraries(options.output.quiet)
-
-    from specdec_cli.commands import pair_check as command
+    with starting(options.output.quiet):
+        from specdec_cli.commands import pair_check as command
 
     return reader_may_leave(
         command.run,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.activity import doing
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.seeds import answer_seed
@@ -183,16 +184,17 @@ def _answer(
     provenance: str = "plain"
     try:
         with out_of_memory("for the text and its cache", "shorten the prompt or choose a smaller model"):
-            generation = Generation(
-                pair.target,
-                drafter,
-                turn.prompt_ids,
-                num_draft_tokens=length,
-                sampling=request.sampling,
-                stopping=stopping,
-                seed=answer_seed(settings.seed, turn.prompt_number, turn.turn_number),
-                clock=without_recording(clock_for(*pair.devices), [pair]),
-            )
+            with doing(f"reading {counted(len(turn.prompt_ids), 'token')} of prompt"):
+                generation = Generation(
+                    pair.target,
+                    drafter,
+                    turn.prompt_ids,
+                    num_draft_tokens=length,
+                    sampling=request.sampling,
+                    stopping=stopping,
+                    seed=answer_seed(settings.seed, turn.prompt_number, turn.turn_number),
+                    clock=without_recording(clock_for(*pair.devices), [pair]),
+                )
             turn.generation = generation
             for step in generation:
                 turn.steps.append(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from specdec_cli.activity import doing
 from specdec_cli.commands.bench.plan import Plan
 from specdec_cli.decoding.seeds import DERIVATION
 from specdec_cli.measurement import summary
@@ -51,7 +52,8 @@ def document_of(
         _check_distributions(plan, session, results, aside)
     quantisation = _quantisation(plan, session, aside)
     checkpoint = plan.pairs[0].checkpoint
-    copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
+    with doing("measuring the memory's speed"):
+        copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
     taken = contention_of(session.runs)
     if taken is None and others is not None:
         taken = others.share
@@ -103,7 +105,8 @@ def _quantisation(plan: Plan, session: Session, aside: Aside) -> dict[str, Any] 
             return None
         answers = {run.prompt: run.token_ids for run in plain_runs(session.runs) if run.turn == 1}
         texts = [(plan.dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
-        return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
+        with doing("comparing the quantised target with itself"):
+            return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
     except KeyboardInterrupt:  # what was measured is worth showing
         session.interrupted = True
         return None

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.activity import doing, each_of
 from specdec_cli.decoding.model import ChainModel
 from specdec_cli.drafters.base import Drafter
 from specdec_cli.drafters.draft_model import DraftModel
@@ -61,7 +62,8 @@ def probe(
         report(note)
     ids = _encoded(pair, prompts)
     with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
-        caches = _agreements(pair, ids)
+        with doing("trying the caches"):
+            caches = _agreements(pair, ids)
         agreements = {role: caches[role].record() if role in caches else None for role in ("target", "draft")}
         checks = _cache_checks(pair, caches)
         if not all(agreement.holds for agreement in caches.values()):
@@ -124,10 +126,11 @@ def _measured(
     clock = clock_for(*pair.devices)
     # What the caches hold is short beside the weights, whatever the prompts are.
     held = _longest(ids)[: min(PREFIX, pair.target.max_length // 2, draft.max_length // 2)]
-    costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
+    with doing("measuring costs"):
+        costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
     found = [
         measure_acceptance(pair.target, drafter_for(sampling), ids, sampling, pair.checkpoint.end_ids, clock)
-        for sampling in map(SamplingSettings, TEMPERATURES)
+        for sampling in each_of(map(SamplingSettings, TEMPERATURES), "measuring acceptance")
     ]
     return costs, found
 
@@ -137,7 +140,8 @@ def _fidelity(target: ModelSettings, pair: Pair, ids: Sequence[Sequence[int]], r
     whole = load_unquantised(target, pair, report)
     if whole is None:
         return None
-    return compare(pair.target, whole, greedy_answers(pair.target, ids, COMPARED_TOKENS))
+    with doing("comparing the quantised target with itself"):
+        return compare(pair.target, whole, greedy_answers(pair.target, ids, COMPARED_TOKENS))
 
 
 def _cache_checks(pair: Pair, caches: Mapping[str, Agreement]) -> list[Check]:
