@@ -229,6 +229,7 @@ def measure(
             output_format=options.output_format.value,
             output=options.output.output,
             quiet=options.output.quiet,
+            verbose=options.output.verbose,
         ),
     )
 

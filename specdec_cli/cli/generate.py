@@ -122,6 +122,7 @@ def generate(options: GenerateOptions) -> int:
             trace=options.trace,
             show_draft=options.show_draft,
             quiet=options.output.quiet,
+            verbose=options.output.verbose,
         ),
     )
 

@@ -88,6 +88,7 @@ def pair_check(options: PairCheckOptions) -> int:
             output_format=options.output_format.value,
             output=options.output.output,
             quiet=options.output.quiet,
+            verbose=options.output.verbose,
         ),
     )
 

@@ -60,6 +60,7 @@ class GenerateRequest:
     trace: Path | None = None
     show_draft: bool = False
     quiet: bool = False
+    verbose: bool = False
 
 
 @dataclass
@@ -140,7 +141,7 @@ def _answer_all(
             if turn.generation is not None:
                 record = _record(request, pair, turn)
                 writer.add(record)
-                aside.show(generation_summary(record), style="dim")
+                aside.show(generation_summary(record, request.verbose), style="dim")
                 if turn.generation.context_full:
                     aside(f"the context of {pair.target.max_length:,} tokens is full")
                 if alone := pair.beyond_draft_context(record["prompt_tokens"], record["new_tokens"]):

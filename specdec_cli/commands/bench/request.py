@@ -44,3 +44,4 @@ class BenchRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+    verbose: bool = False

@@ -72,9 +72,6 @@ def _write(request: BenchRequest, document: dict[str, Any], out: IO[str]) -> Non
         write_markdown(to_markdown(reports.short_rows(document)), out)
     else:
         console = table_console(out)
-        console.print(reports.sweep_report(document) if request.sweep else reports.bench_report(document))
-        if request.sweep and len(request.settings.ks) > 1:
-            from specdec_cli.reports.plots import text_plot
-
-            console.print(text_plot(document["results"], console.width), markup=False, soft_wrap=True)
+        report = reports.sweep_report if request.sweep else reports.bench_report
+        console.print(report(document, request.verbose), crop=False)
     out.flush()
