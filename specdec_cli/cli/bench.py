@@ -74,7 +74,7 @@ class ResultOptions:
     ] = None
     resume: Annotated[
         Path | None,
-        option("--resume", panel=OUTPUT, help="Keep every run in this JSONL file, and skip those that are there."),
+        option("--resume", panel=OUTPUT, help="Keep every run in this file, and go on from there."),
     ] = None
 
     @property
@@ -100,13 +100,13 @@ class BenchOptions:
         option(
             "--prompts",
             panel=MEASUREMENT,
-            help="FILE of lines or JSONL (Spec-Bench, MT-Bench, HumanEval too), or a built-in set: mixed, editing, "
-            "code (default: code for the demo pair, else mixed).",
+            help="FILE of lines or JSONL, or a built-in set: mixed, editing, code (default: code for the demo pair, "
+            "else mixed).",
         ),
     ] = None
-    limit: Annotated[int, option("--limit", panel=MEASUREMENT, help="Use only so many prompts; 0: all.")] = (
-        BenchSettings.limit
-    )
+    limit: Annotated[
+        int, option("--limit", panel=MEASUREMENT, help="Use only so many prompts; 0: all.", show_default=False)
+    ] = BenchSettings.limit
     max_new_tokens: Annotated[
         int, option("--max-new-tokens", "-n", panel=MEASUREMENT, help="Generated for each prompt.")
     ] = BenchSettings.max_new_tokens
@@ -132,7 +132,7 @@ class BenchOptions:
     ] = False
     dry_run: Annotated[
         bool,
-        flag("--dry-run", panel=MEASUREMENT, help="Show the plan and how long it would take."),
+        flag("--dry-run", panel=MEASUREMENT, help="Tell what would be measured; load no weights."),
     ] = False
     results: ResultOptions
     output_format: Annotated[ReportFormat, FORMAT] = ReportFormat.table
@@ -163,7 +163,7 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> int:
-    """Measure what speculation gains here, beside what the formula says, and where the difference goes."""
+    """Measure how much faster a draft makes the target here, and where the time goes."""
     models, settings = choose(options)
     return measure(options, models, settings)
 

@@ -55,7 +55,7 @@ class PairCheckOptions:
 
 
 def pair_check(options: PairCheckOptions) -> int:
-    """Will these work together, here, and is it worth trying: told without reading a weight.
+    """Check whether target and draft fit together and are worth trying, without reading weights.
 
     Exit code: 0 every draft is compatible, 3 one is not, 1 it could not be told, 4 --probe ran out of memory.
     """

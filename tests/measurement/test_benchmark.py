@@ -1177,8 +1177,10 @@ def test_distributions_in_words(check: dict[str, Any], text: str) -> None:
         (True, "it pays: K 3 with d gives 1.50x plain decoding (95 %: 1.20 to 1.80). To use it:"),
         (
             None,
-            "it is open whether it pays: K 3 with d gives 1.50x plain decoding (95 %: 1.20 to 1.80), which may be no "
-            "gain. To try it:",
+            (
+                "it is open whether it pays: K 3 with d gives 1.50x plain decoding (95 %: 1.20 to 1.80), "
+                "which may be no gain. To try it:"
+            ),
         ),
         (
             False,
