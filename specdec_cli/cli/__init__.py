@@ -17,12 +17,14 @@ from specdec_cli.cli.chat import chat
 from specdec_cli.cli.compare import compare
 from specdec_cli.cli.generate import generate
 from specdec_cli.cli.models import models
-from specdec_cli.cli.options.declare import Subcommand, flat
+from specdec_cli.cli.options.declare import Subcommand, everyday_first, flat
 from specdec_cli.cli.pair_check import pair_check
 from specdec_cli.cli.predict import predict
 from specdec_cli.cli.presets import presets
 from specdec_cli.cli.show import show
 from specdec_cli.cli.sweep_k import sweep_k
+
+IN_PANELS_OF_ITS_OWN = ("predict", "presets")
 
 app = typer.Typer(
     name="specdec",
@@ -52,7 +54,8 @@ def _root(
 
 
 def _add(command: Callable[[Any], int], name: str, example: str) -> None:
-    app.command(name, cls=Subcommand, epilog=f"Example: specdec {name} {example}")(flat(command))
+    flattened = flat(command) if name in IN_PANELS_OF_ITS_OWN else everyday_first(flat(command))
+    app.command(name, cls=Subcommand, epilog=f"Example: specdec {name} {example}")(flattened)
 
 
 _add(generate, "generate", '"def fibonacci(n):" --max-new-tokens 64 --show-draft')

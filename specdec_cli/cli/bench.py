@@ -12,7 +12,7 @@ from specdec_cli.cli.options.declare import MODELS, OUTPUT, SAMPLING, SPECULATIO
 from specdec_cli.cli.options.decoding import ConversationOptions, SamplingOptions, SpeculationOptions, seed_or_new
 from specdec_cli.cli.options.models import ModelChoice, RunningOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, ReportFormat, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 from specdec_cli.settings import NO_DRAFT, BenchSettings, KChoice, ModelSettings
 
@@ -74,7 +74,7 @@ class ResultOptions:
     ] = None
     resume: Annotated[
         Path | None,
-        option("--resume", panel=OUTPUT, help="Keep every run in this JSONL file, and skip those that are there."),
+        option("--resume", panel=OUTPUT, help="Keep every run in this file, and go on from there."),
     ] = None
 
     @property
@@ -100,13 +100,13 @@ class BenchOptions:
         option(
             "--prompts",
             panel=MEASUREMENT,
-            help="FILE of lines or JSONL (Spec-Bench, MT-Bench, HumanEval too), or a built-in set: mixed, editing, "
-            "code (default: code for the demo pair, else mixed).",
+            help="FILE of lines or JSONL, or a built-in set: mixed, editing, code (default: code for the demo pair, "
+            "else mixed).",
         ),
     ] = None
-    limit: Annotated[int, option("--limit", panel=MEASUREMENT, help="Use only so many prompts; 0: all.")] = (
-        BenchSettings.limit
-    )
+    limit: Annotated[
+        int, option("--limit", panel=MEASUREMENT, help="Use only so many prompts; 0: all.", show_default=False)
+    ] = BenchSettings.limit
     max_new_tokens: Annotated[
         int, option("--max-new-tokens", "-n", panel=MEASUREMENT, help="Generated for each prompt.")
     ] = BenchSettings.max_new_tokens
@@ -132,7 +132,7 @@ class BenchOptions:
     ] = False
     dry_run: Annotated[
         bool,
-        flag("--dry-run", panel=MEASUREMENT, help="Show the plan and how long it would take."),
+        flag("--dry-run", panel=MEASUREMENT, help="Tell what would be measured; load no weights."),
     ] = False
     results: ResultOptions
     output_format: Annotated[ReportFormat, FORMAT] = ReportFormat.table
@@ -164,7 +164,7 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> int:
-    """Measure what speculation gains here, beside what the formula says, and where the difference goes."""
+    """Measure how much faster a draft makes the target here, and where the time goes."""
     models, settings = choose(options)
     return measure(options, models, settings)
 
@@ -206,9 +206,8 @@ def measure(
     options.sampling.require_use(settings.temperatures)
     source = options.prompts or ("code" if models.target.source.startswith("demo:") else "mixed")
     prompts = load_prompts(source)
-    silence_libraries(options.output.quiet)
-
-    from specdec_cli.commands import bench as command
+    with starting(options.output.quiet):
+        from specdec_cli.commands import bench as command
 
     return reader_may_leave(
         command.run,
@@ -232,6 +231,7 @@ def measure(
             output_format=options.output_format.value,
             output=options.output.output,
             quiet=options.output.quiet,
+            verbose=options.output.verbose,
         ),
     )
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from specdec_cli.cli.generate import AnswerOptions
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 
 
@@ -25,9 +25,8 @@ def chat(options: ChatOptions) -> int:
     if options.answers.output.output is not None and sys.stdin is not None and sys.stdin.isatty():
         raise UsageError("--output would keep the answers from the terminal: leave it out, or pipe the turns in")
     checked = options.answers.checked()
-    silence_libraries(options.answers.output.quiet)
-
-    from specdec_cli.commands import chat as command
-    from specdec_cli.commands.generate import GenerateRequest
+    with starting(options.answers.output.quiet):
+        from specdec_cli.commands import chat as command
+        from specdec_cli.commands.generate import GenerateRequest
 
     return reader_may_leave(command.run, GenerateRequest(prompts=(), **checked))

@@ -21,7 +21,7 @@ from specdec_cli.cli.options.decoding import (
 )
 from specdec_cli.cli.options.models import ModelChoice, OneDraft, RunningOptions, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 from specdec_cli.settings import NO_DRAFT, GenerationSettings
 
@@ -126,6 +126,7 @@ class AnswerOptions:
             "trace": self.trace,
             "show_draft": self.show_draft,
             "quiet": self.output.quiet,
+            "verbose": self.output.verbose,
         }
 
 
@@ -141,9 +142,8 @@ def generate(options: GenerateOptions) -> int:
     """Generate text, exactly as the target alone would, in fewer of its steps."""
     checked = options.answers.checked()
     prompts = _prompts(options.asked.prompt, options.asked.prompts)
-    silence_libraries(options.answers.output.quiet)
-
-    from specdec_cli.commands import generate as command
+    with starting(options.answers.output.quiet):
+        from specdec_cli.commands import generate as command
 
     return reader_may_leave(command.run, command.GenerateRequest(prompts=prompts, **checked))
 

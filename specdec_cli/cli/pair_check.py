@@ -10,7 +10,7 @@ from specdec_cli.cli.options.declare import InPanel, flag, option, refuse_given
 from specdec_cli.cli.options.decoding import TemplateOptions
 from specdec_cli.cli.options.models import DraftChoice, LoadingOptions, SeveralDrafts, choose_models
 from specdec_cli.cli.options.output import FORMAT, OutputOptions, require_files
-from specdec_cli.cli.running import reader_may_leave, silence_libraries
+from specdec_cli.cli.running import reader_may_leave, starting
 from specdec_cli.errors import UsageError
 
 CHECKS = "Checks"
@@ -57,7 +57,7 @@ class PairCheckOptions:
 
 
 def pair_check(options: PairCheckOptions) -> int:
-    """Will these work together, here, and is it worth trying: told without reading a weight.
+    """Check whether target and draft fit together and are worth trying, without reading weights.
 
     Exit code: 0 every draft is compatible, 3 one is not, 1 it could not be told, 4 --probe ran out of memory.
     """
@@ -73,9 +73,8 @@ def pair_check(options: PairCheckOptions) -> int:
         refuse_given(options.template, ("template_arg", "plain_content"), "is for what is measured: add --probe")
     conversation = options.template.settings()
     require_files({"--output": options.output.output})
-    silence_libraries(options.output.quiet)
-
-    from specdec_cli.commands import pair_check as command
+    with starting(options.output.quiet):
+        from specdec_cli.commands import pair_check as command
 
     return reader_may_leave(
         command.run,
@@ -95,6 +94,7 @@ def pair_check(options: PairCheckOptions) -> int:
             output_format=options.output_format.value,
             output=options.output.output,
             quiet=options.output.quiet,
+            verbose=options.output.verbose,
         ),
     )
 

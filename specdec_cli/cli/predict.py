@@ -158,7 +158,7 @@ class PredictOptions:
 
 
 def predict(options: PredictOptions) -> int:
-    """Say what speculation would gain, by the formulas alone: no models, no torch."""
+    """Compute what speculation would gain, by formula: no models are needed."""
     from specdec_cli.commands import predict as command
     from specdec_cli.ranges import parse_range
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from specdec_cli.errors import InterruptedByUser
@@ -13,10 +13,20 @@ from specdec_cli.streams import leave_stdout
 T = TypeVar("T")
 
 
-def silence_libraries(quiet: bool) -> None:
-    """No progress bars of transformers' and the hub's where nobody watches; read when they are imported."""
-    if quiet or not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")
+@contextmanager
+def starting(quiet: bool) -> Iterator[None]:
+    """While a command and its libraries are imported, which takes seconds where torch is not in the disk's cache.
+
+    Their own progress bars are switched off, which they read when they are imported: ours is the one line.
+    """
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+    from specdec_cli.activity import doing
+    from specdec_cli.reports.console import Aside
+
+    Aside(quiet)
+    with doing("starting"):
+        yield
 
 
 def reader_may_leave(run: Callable[[T], int], request: T) -> int:

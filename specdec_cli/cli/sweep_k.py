@@ -58,7 +58,7 @@ class SweepOptions(BenchOptions):
 
 
 def sweep_k(options: SweepOptions) -> int:
-    """Measure every K, mark the best, and recommend draft and K with what to expect."""
+    """Measure every K (tokens drafted a round) and say which to use."""
     models, settings = choose(options)
     plot, export = options.results.plot, options.results.export
     if plot is not None:

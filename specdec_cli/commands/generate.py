@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.activity import doing
 from specdec_cli.decoding.draft_length import DraftLength, draft_length
 from specdec_cli.decoding.loop import Generation, Step
 from specdec_cli.decoding.seeds import answer_seed
@@ -59,6 +60,7 @@ class GenerateRequest:
     trace: Path | None = None
     show_draft: bool = False
     quiet: bool = False
+    verbose: bool = False
 
 
 @dataclass
@@ -143,7 +145,7 @@ def _answer_all(
             if turn.generation is not None:
                 record = record_of(request, pair, turn)
                 writer.add(record)
-                aside.show(generation_summary(record), style="dim")
+                aside.show(generation_summary(record, request.verbose), style="dim")
                 if turn.generation.context_full:
                     aside(f"the context of {pair.target.max_length:,} tokens is full")
                 if alone := pair.beyond_draft_context(record["prompt_tokens"], record["new_tokens"]):
@@ -197,16 +199,17 @@ def answer_turn(
     provenance: str = "plain"
     try:
         with out_of_memory("for the text and its cache", "shorten the prompt or choose a smaller model"):
-            generation = Generation(
-                pair.target,
-                drafter,
-                turn.prompt_ids,
-                num_draft_tokens=length,
-                sampling=request.sampling,
-                stopping=stopping,
-                seed=answer_seed(settings.seed, turn.prompt_number, turn.turn_number),
-                clock=without_recording(clock_for(*pair.devices), [pair]),
-            )
+            with doing(f"reading {counted(len(turn.prompt_ids), 'token')} of prompt"):
+                generation = Generation(
+                    pair.target,
+                    drafter,
+                    turn.prompt_ids,
+                    num_draft_tokens=length,
+                    sampling=request.sampling,
+                    stopping=stopping,
+                    seed=answer_seed(settings.seed, turn.prompt_number, turn.turn_number),
+                    clock=without_recording(clock_for(*pair.devices), [pair]),
+                )
             turn.generation = generation
             for step in () if stopped() else generation:
                 turn.steps.append(step)

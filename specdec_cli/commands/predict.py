@@ -100,5 +100,5 @@ def _show(request: PredictRequest, record: dict[str, Any]) -> None:
         elif request.output_format == "markdown":
             write_markdown(to_markdown(short_rows(record)), out)
         else:
-            table_console(out).print(predict_report(record))
+            table_console(out).print(predict_report(record), crop=False)
         out.flush()

@@ -6,9 +6,9 @@ import sys
 
 from specdec_cli.errors import UsageError
 from specdec_cli.presets import preset_files, read_preset, user_folder
-from specdec_cli.reports.console import PipeConsole
+from specdec_cli.reports.console import PipeConsole, table_console
 from specdec_cli.reports.export import to_json
-from specdec_cli.reports.tables import presets_table
+from specdec_cli.reports.tables import PresetsList
 
 
 def run(output_format: str) -> int:
@@ -23,9 +23,9 @@ def run(output_format: str) -> int:
     if output_format == "json":
         sys.stdout.write(to_json([{**vars(p), "memory_gb": p.memory_gb} for p in presets], indent=2) + "\n")
     else:
-        PipeConsole(highlight=False).print(presets_table(presets))
+        table_console(sys.stdout).print(PresetsList(presets), crop=False)
         note = f"Memory: both models' weights, without caches. Your own presets: {user_folder()}"
-        err.print(note, style="dim", markup=False)
+        err.print(note, style="dim", markup=False, soft_wrap=True)
     for fault in faults:
         err.print(f"specdec: {fault}", markup=False, soft_wrap=True)
     return 1 if faults else 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.quantities import counted
-from specdec_cli.reports import verdict
+from specdec_cli.reports import bench_tables, verdict
+from specdec_cli.reports.bench_tables import interval, number
+from specdec_cli.reports.conclusion import conclusion
+from specdec_cli.reports.fitting import Sentence
 from specdec_cli.reports.rows import flatten
 from specdec_cli.settings import KEEP, NOT_QUANTIZED, WHOLE_VOCAB
 
@@ -21,27 +23,38 @@ ROUNDED = ("int8", "w8a8", "int4", KEEP)  # what a target's weights may be, besi
 NOT_IN_ROWS = ("samples", "per_position", "first_difference")
 
 
-def bench_report(document: dict[str, Any]) -> Group:
-    """Everything `specdec bench` shows: a card for each result, categories, all side by side, peers and caveats."""
+def bench_report(document: dict[str, Any], verbose: bool = False) -> Group:
+    """Everything `specdec bench` shows: a card for each result, categories, all side by side, peers, caveats, answer.
+
+    Args:
+        verbose: what only experts read too.
+    """
     parts: list[RenderableType] = []
     whole = _whole(document["results"])
     for result in whole:
         key = (result["draft"], result["k"], result["temperature"])
-        parts += [_headline(document, result), _card(document, result)]
+        parts += [_headline(document, result), _card(document, result, verbose)]
         categories = [
             r for r in document["results"] if r["category"] != ALL and (r["draft"], r["k"], r["temperature"]) == key
         ]
         if categories:
-            parts.append(_category_table(categories))
-        told = (verdict.gain(result), verdict.explanation(result), _advice(document, result))
-        parts += [*_sentences(*told, verdict.losslessness(result)), Text()]
+            parts.append(bench_tables.category_table(categories))
+        gain = verdict.gain(result) if len(whole) > 1 else ""  # of one result it is the answer
+        told = (gain, verdict.explanation(result), _advice(document, result))
+        parts += _sentences(*told, verdict.losslessness(result))
+        if len(whole) > 1:
+            parts.append(Text())
     if len(whole) > 1:
-        parts += [_comparison(whole), *_recommended(document)]
-    return Group(*_marks(document), *parts, *_peers(document), *_caveats(document))
+        parts.append(bench_tables.comparison(whole))
+    return Group(*_marks(document), *parts, *bench_tables.peers(document), *_caveats(document), *conclusion(document))
 
 
-def sweep_report(document: dict[str, Any]) -> Group:
-    """Everything `specdec sweep-k` shows but its plot: a row for each point, recommendation and caveats."""
+def sweep_report(document: dict[str, Any], verbose: bool = False) -> Group:
+    """Everything `specdec sweep-k` shows: a row for each point, the plot, peers, caveats, and the answer.
+
+    Args:
+        verbose: what is drawn as a plot of several K in words too: the card of each.
+    """
     parts: list[RenderableType] = []
     whole = _whole(document["results"])
     for temperature, draft in dict.fromkeys((r["temperature"], r["draft"]) for r in whole):
@@ -49,8 +62,8 @@ def sweep_report(document: dict[str, Any]) -> Group:
         answers = counted(points[0]["prompts"], "answer")
         head = f"{_draft_title(document, draft)}, temperature {temperature:g}: {answers}, "
         parts += [
-            Text(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", style="bold"),
-            _sweep_table(points),
+            Sentence(head + f"plain decoding {points[0]['baseline_tokens_per_s']:.1f} tokens/s", "bold"),
+            bench_tables.sweep_table(points),
         ]
         told = []
         if best := next((r for r in points if r["best"]), None):
@@ -58,8 +71,28 @@ def sweep_report(document: dict[str, Any]) -> Group:
             told = [f"K {best['k']}: {why}", _advice(document, best)]
             told += [verdict.left_out(r) for r in points if not r.get("measurable", True)]
         parts += [*_sentences(*told, *_exactness(points)), Text()]
-    marks = Text("* best measured, or as good within the noise; ° highest of that form", style="dim")
-    return Group(*_marks(document), *parts, marks, *_peers(document), *_caveats(document), *_recommended(document))
+        if verbose:
+            for r in points:
+                parts += [_headline(document, r), _card(document, r, verbose), Text()]
+    marks = Sentence("* best measured, or as good within the noise; ° highest of that form", "dim")
+    plot = [_Plot(whole)] if len({r["k"] for r in whole}) > 1 else []
+    return Group(
+        *_marks(document), *parts, marks, *plot, *bench_tables.peers(document), *_caveats(document),
+        *conclusion(document),
+    )  # fmt: skip
+
+
+class _Plot:
+    """The plot of plain characters, as wide as the terminal."""
+
+    def __init__(self, results: Sequence[dict[str, Any]]) -> None:
+        self._results = results
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich."""
+        from specdec_cli.reports.plots import text_plot
+
+        yield Text("\n" + text_plot(self._results, options.max_width), overflow="ignore", no_wrap=True)
 
 
 def rows(document: dict[str, Any]) -> list[dict[str, object]]:
@@ -83,12 +116,12 @@ def short_rows(document: dict[str, Any]) -> list[dict[str, object]]:
             "tok/s": r["speculative_tokens_per_s"],
             "speedup": f"{r['speedup']:.2f}" + ("*" if r.get("best") else ""),
             **({"measurable": "yes" if r["measurable"] else "no"} if doubtful else {}),
-            "95 %": _interval(r["speedup_ci"]),
+            "95 %": interval(r["speedup_ci"]),
             "tokens/round": round(r["tokens_per_round"], 2),
-            "alpha": _number(r["acceptance"]["alpha"]),
-            **{name: _number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")},
-            "closed form": _number(r["predicted"]["closed_form"]),
-            "extended": _number(r["predicted"]["extended"]),
+            "alpha": number(r["acceptance"]["alpha"]),
+            **{name: number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")},
+            "closed form": number(r["predicted"]["closed_form"]),
+            "extended": number(r["predicted"]["extended"]),
         }
         for r in document["results"]
     ]
@@ -114,19 +147,8 @@ def _exactness(points: Sequence[dict[str, Any]]) -> list[str]:
     return [f"K {', '.join(ks)}: {sentence}" for sentence, ks in said.items() if sentence]
 
 
-def _recommended(document: dict[str, Any]) -> list[RenderableType]:
-    """A line a temperature: what to use, or why nothing follows; one for all where nothing was measured."""
-    if not document.get("measurable", True):
-        return [Text(verdict.not_measurable(document["reasons"]), style="bold")]
-    known = {point["temperature"]: verdict.recommendation(point) for point in document["recommendation"]}
-    for r in _whole(document["results"]):
-        if r["temperature"] not in known and not r.get("measurable", True):
-            known[r["temperature"]] = f"Temperature {r['temperature']:g}: {verdict.not_measurable(r['reasons'])}"
-    return [Text(line, style="bold") for line in known.values()]
-
-
 def _sentences(*texts: str) -> list[RenderableType]:
-    return [Text(text) for text in texts if text]
+    return [Sentence(text) for text in texts if text]
 
 
 def pretended(settings: dict[str, Any]) -> list[str]:
@@ -184,15 +206,15 @@ def _draft_title(document: dict[str, Any], name: str) -> str:
     return _title(name, settings) + (f" (head of {settings['head_rows']:,} tokens)" if cut else "")
 
 
-def _headline(document: dict[str, Any], result: dict[str, Any]) -> Text:
+def _headline(document: dict[str, Any], result: dict[str, Any]) -> Sentence:
     settings = document["settings"]["target"]
     target, draft = _title(settings["source"], settings), _draft_title(document, result["draft"])
     count = f"{counted(result['prompts'], 'answer')}, {result['new_tokens']:,} tokens"
     text = f"{target} with {draft}, K {result['k']}, temperature {result['temperature']:g}: {count}"
-    return Text(text, style="bold")
+    return Sentence(text, "bold")
 
 
-def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
+def _card(document: dict[str, Any], r: dict[str, Any], verbose: bool) -> Table:
     card = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     card.add_column(style="dim", no_wrap=True)
     card.add_column(overflow="fold")
@@ -213,19 +235,13 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
     if a["alpha"] is not None:
         card.add_row(
             "acceptance",
-            f"alpha {_number(a['alpha'])} of {a['judged']:,} judged (95 % {_interval(a['alpha_ci'])}), "
-            f"overlap {_number(a['overlap'])}, accepted/drafted {_number(a['accepted_over_drafted'])}",
+            f"{number(a['alpha'])} of {a['judged']:,} judged tokens (95 % {interval(a['alpha_ci'])})",
         )
-        card.add_row(
-            "  by position",
-            f"first i accepted {_list(a['per_position_joint'])}\ni-th, given those before "
-            f"{_list(a['per_position_conditional'])}",
-        )
-        if len(r["draft_lengths"]) > 1:
-            card.add_row("drafted", _shares(r["draft_lengths"]))
+        if verbose:
+            _add_acceptance(card, r)
         card.add_row(
             "tokens a round",
-            f"{r['tokens_per_round']:.2f}; from alpha alone {r['tokens_per_round_formula']:.2f}",
+            f"{r['tokens_per_round']:.2f}" + (f"; from alpha {r['tokens_per_round_formula']:.2f}" if verbose else ""),
         )
     for i, (name, counts) in enumerate(r.get("sources", {}).items()):
         card.add_row(
@@ -233,6 +249,30 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             f"{name}: {counts['accepted']:,} of {counts['drafted']:,} drafted tokens accepted in "
             f"{counts['rounds']:,} rounds",
         )
+    if verbose:
+        _add_costs(card, r)
+        if document["bandwidth"] is not None:  # as where runs were read back
+            card.add_row("memory", _memory(document))
+    return card
+
+
+def _add_acceptance(card: Table, r: dict[str, Any]) -> None:
+    """What of the acceptance only experts read."""
+    a = r["acceptance"]
+    card.add_row(
+        "", f"overlap {number(a['overlap'])}, accepted/drafted {number(a['accepted_over_drafted'])}",
+    )  # fmt: skip
+    card.add_row(
+        "  by position",
+        f"first i accepted {_list(a['per_position_joint'])}\ni-th, given those before "
+        f"{_list(a['per_position_conditional'])}",
+    )
+    if len(r["draft_lengths"]) > 1:
+        card.add_row("drafted", _shares(r["draft_lengths"]))
+
+
+def _add_costs(card: Table, r: dict[str, Any]) -> None:
+    """Where the time went, and what both forms made of it."""
     if r["cost"] is not None:
         c = r["cost"]
         card.add_row(
@@ -240,7 +280,7 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             f"target step {_ms(c['target_step_s'])}, draft step {_ms(c['draft_step_s'])}, verify {_ms(c['verify_s'])}, "
             f"other {_ms(c['other_s'])} a round",
         )
-        card.add_row("", f"c {c['c']:.3f}, v {c['v']:.2f}, o {c['o']:.3f} target steps")
+        card.add_row("", f"in target steps: c {c['c']:.3f} (draft), v {c['v']:.2f} (verify), o {c['o']:.3f} (rest)")
     p = r["predicted"]
     if p["closed_form"] is not None:
         card.add_row(
@@ -248,9 +288,6 @@ def _card(document: dict[str, Any], r: dict[str, Any]) -> Table:
             f"closed form {p['closed_form']:.2f}x (measured/predicted {p['measured_over_closed_form']:.2f}), "
             f"extended {p['extended']:.2f}x ({p['measured_over_extended']:.2f})",
         )
-    if document["bandwidth"] is not None:  # as where runs were read back
-        card.add_row("memory", _memory(document))
-    return card
 
 
 def _memory(document: dict[str, Any]) -> str:
@@ -264,89 +301,13 @@ def _memory(document: dict[str, Any]) -> str:
     return text + (" (they fit a cache)" if share > 1 else "")
 
 
-def _category_table(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("category", "answers", "speedup", "95 %", "alpha", "tokens/round"):
-        table.add_column(heading, justify="left" if heading == "category" else "right")
-    for r in results:
-        table.add_row(
-            r["category"], str(r["prompts"]), f"{r['speedup']:.2f}", _interval(r["speedup_ci"]),
-            _number(r["acceptance"]["alpha"]), f"{r['tokens_per_round']:.2f}",
-        )  # fmt: skip
-    return table
-
-
-def _comparison(results: Sequence[dict[str, Any]]) -> Table:
-    """Every draft and temperature a row."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("draft", overflow="fold")
-    for heading in ("T", "K", "speedup", "95 %", "tok/round", "alpha", "c", "v", "o"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for r in results:
-        table.add_row(
-            Text(r["draft"]), f"{r['temperature']:g}", str(r["k"]), f"{r['speedup']:.2f}", _interval(r["speedup_ci"]),
-            f"{r['tokens_per_round']:.2f}", _number(r["acceptance"]["alpha"]),
-            *(_number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")),
-        )  # fmt: skip
-    return table
-
-
-def _sweep_table(points: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    headings = ["K", "speedup", "95 %", "tok/s", "tok/round", "alpha", "c", "v", "o", "closed", "ext."]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for r in points:
-        p = r["predicted"]
-        best = "*" if r["best"] else " "
-        cells = [
-            str(r["k"]), f"{r['speedup']:.2f}{best}", _interval(r["speedup_ci"]),
-            f"{r['speculative_tokens_per_s']:.1f}",
-            f"{r['tokens_per_round']:.2f}", _number(r["acceptance"]["alpha"]),
-            *(_number(r["cost"] and r["cost"][name]) for name in ("c", "v", "o")),
-            _number(p["closed_form"]) + ("°" if r["closed_form_best"] else " "),
-            _number(p["extended"]) + ("°" if r["predicted_best"] else " "),
-        ]  # fmt: skip
-        table.add_row(*cells, style="bold" if r["best"] else "")
-    return table
-
-
-def _peers(document: dict[str, Any]) -> list[RenderableType]:
-    if not document["peers"]:
-        return []
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title="Beside other tools, prefill included", title_justify="left"
-    )
-    for heading in ("tool", "K", "T", "tokens/s", "specdec over it", "95 %", "by answer"):
-        table.add_column(heading, justify="left" if heading == "tool" else "right")
-    for peer in document["peers"]:
-        ratio = peer["specdec_over_peer"]
-        spread = peer["specdec_over_peer_range"]
-        table.add_row(
-            peer["peer"], str(peer["k"] or ""), f"{peer['temperature']:g}", f"{peer['end_to_end_tokens_per_s']:.1f}",
-            "" if ratio is None else f"{ratio:.2f}", _interval(peer["specdec_over_peer_ci"]),
-            "" if spread is None else f"{spread[0]:.2f} to {spread[1]:.2f}",
-        )  # fmt: skip
-    return [table]
-
-
 def _caveats(document: dict[str, Any]) -> list[RenderableType]:
-    return [
-        Text(f"Warning: {caveat['detail']}; {caveat['remedy']}.", style="yellow") for caveat in document["warnings"]
-    ]
+    return [Sentence(f"Warning: {caveat['detail']}; {caveat['remedy']}.", "yellow") for caveat in document["warnings"]]
 
 
-def _interval(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
-
-
-def _with_interval(interval: Sequence[float] | None, behind: str) -> str:
+def _with_interval(found: Sequence[float] | None, behind: str) -> str:
     """`95 % 1.2-1.4` and what follows it; nothing where one answer gives no interval."""
-    return f"95 % {_interval(interval)}{behind}" if interval else ""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+    return f"95 % {interval(found)}{behind}" if found else ""
 
 
 def _shares(lengths: Sequence[Sequence[int]]) -> str:

@@ -12,9 +12,21 @@ from pathlib import Path
 from typing import IO, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
+from rich.table import Column
+from rich.text import Text
 
+from specdec_cli.activity import Advance, watch
 from specdec_cli.reports.export import is_device, whole_file
 from specdec_cli.streams import leave_stdout, open_text
 
@@ -52,8 +64,21 @@ class PipeConsole(Console):
             yield Segment(in_marks_of(self.file, text), style, control)
 
 
+class _Clock(ProgressColumn):
+    """Seconds so far, and those that are left where that can be known."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Called by rich."""
+        left = task.time_remaining if task.total and task.percentage < 100 else None
+        return Text(f"{task.elapsed or 0:.0f} s" + ("" if left is None else f", {left:.0f} s left"), style="dim")
+
+
 class Aside:
     """What a person is told beside the output, on stderr; called with a line, it tells that.
+
+    The newest one shows what `activity` announces.
 
     Args:
         quiet: tell nothing.
@@ -65,6 +90,8 @@ class Aside:
     def __init__(self, quiet: bool) -> None:
         self.console = PipeConsole(stderr=True, highlight=False)
         self._quiet = quiet
+        self._running: Progress | None = None
+        watch(self.doing)
 
     def __call__(self, line: str) -> None:
         """Tell a line, as it is."""
@@ -85,9 +112,48 @@ class Aside:
     def progress(self) -> Iterator[Progress]:
         """Bars that leave nothing behind; on a terminal alone."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        disable = self._quiet or not self.console.is_terminal
-        with Progress(*columns, console=self.console, transient=True, disable=disable) as progress:
+        with self._one_line(*columns) as progress:
             yield progress
+
+    @contextmanager
+    def doing(self, what: str, total: float | None) -> Iterator[Advance]:
+        """A line that leaves nothing behind, on a terminal alone; of what is done within something else, the inner."""
+        if self._running is not None:
+            with self._instead(self._running, what, total) as advance:
+                yield advance
+            return
+        words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        with self._one_line(SpinnerColumn("line"), words, _Clock()) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda amount: progress.advance(task, amount)
+
+    @contextmanager
+    def _instead(self, progress: Progress, what: str, total: float | None) -> Iterator[Advance]:
+        """A line in place of those that are there, for a while."""
+        outer = [task.id for task in progress.tasks if task.visible]
+        for other in outer:
+            progress.update(other, visible=False)
+        inner = progress.add_task(what, total=total)
+        try:
+            yield lambda amount: progress.advance(inner, amount)
+        finally:
+            progress.remove_task(inner)
+            for other in outer:
+                progress.update(other, visible=True)
+
+    @contextmanager
+    def _one_line(self, *columns: ProgressColumn) -> Iterator[Progress]:
+        disable = self._quiet or not self.console.is_terminal
+        # Stdout is not rich's to redirect: what goes there is the output, and the line is gone before it comes.
+        with Progress(
+            *columns, console=self.console, transient=True, disable=disable, redirect_stdout=False,
+            redirect_stderr=False,
+        ) as progress:  # fmt: skip
+            self._running = progress
+            try:
+                yield progress
+            finally:
+                self._running = None
 
 
 @contextmanager

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from specdec_cli.reports.conclusion import answer
+from specdec_cli.reports.fitting import FittingTable, Sentence, unbroken
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 TAKEN = {True: "taken", False: "refused", None: "unknown"}
@@ -16,21 +19,72 @@ ARROW = "→"
 Document = dict[str, Any]
 
 
-def print_pairs(document: Document, console: Console) -> None:
-    """The whole answer on a console."""
+def print_pairs(document: Document, console: Console, verbose: bool = True) -> None:
+    """The whole answer on a console: tables first, and last whether they fit, whether it pays, and the command.
+
+    Args:
+        verbose: every check of one pair; else what is ok is one line.
+    """
     pairs = document["pairs"]
     head = Text.assemble(("target ", "dim"), document["settings"]["target"]["source"])
     if len(pairs) == 1:
         head.append("\ndraft  ", style="dim")
         head.append(pairs[0]["draft"])
     console.print(head, soft_wrap=True)
-    console.print(_page(pairs[0]) if len(pairs) == 1 else _columns(pairs))
+    if len(pairs) > 1:
+        console.print(_Columns(pairs), crop=False)
+    elif verbose:
+        console.print(_page(pairs[0]["checks"], pairs[0]["elsewhere"]), crop=False)
+    else:
+        _print_folded(pairs[0], console)
+    told = []
     for pair in pairs:
         prefix = "" if len(pairs) == 1 else f"{pair['draft']}: "
-        if len(pairs) == 1:
-            console.print(Text(_verdict(pair), style="bold"))
-        if sentence := _sentence(pair):
-            console.print(Text(prefix + sentence))
+        told.append((f"{prefix}{_verdict(pair)}{_pays(pair)}", pair.get("command")))
+    console.print(Group(*answer(told)), crop=False)
+
+
+def _print_folded(pair: Document, console: Console) -> None:
+    """What is not ok in full, the rest in a line; the cost as a table of its own."""
+    bad = [check for check in pair["checks"] if check["status"] != "ok"]
+    good = [check["name"] for check in pair["checks"] if check["status"] == "ok"]
+    refusing = [fact for fact in pair["elsewhere"] if fact["accepts"] is not True]
+    if bad or refusing:
+        console.print(_page(bad, refusing), crop=False)
+    if good:
+        which = f"{len(good)} {'others ' if bad else ''}ok"
+        console.print(Sentence(f"{which}: {', '.join(good)} (--verbose: each)"), crop=False)
+    if pair["elsewhere"] and not refusing:
+        console.print(Sentence(f"other engines: {_elsewhere(pair)}"), crop=False)
+    if pair["probe"] and pair["probe"].get("predicted"):
+        console.print(_measured_table(pair["probe"]), crop=False)
+    elif pair["cost"]:
+        c = pair["cost"]["c_by_bytes"]
+        console.print(Sentence(f"A draft step is about {c:.2f} target steps, by bytes (c). At the best K:"), crop=False)
+        rows = [[f"{b['alpha']:g}", str(b["k"]), f"{b['speedup']:.2f}x"] for b in pair["cost"]["best"]]
+        console.print(FittingTable(["alpha", "K", "speedup"], rows, legend=False, gap=2), crop=False)
+
+
+def _measured_table(probe: Document) -> FittingTable:
+    """What a probe found at each temperature, and what it promises."""
+    rows = []
+    for best in probe["predicted"]:
+        a = next(a for a in probe["acceptance"] if a["temperature"] == best["temperature"])
+        found = [f"{best['temperature']:g}", str(best["k"]), f"{best['speedup']:.2f}x", f"{a['alpha']:.2f}"]
+        rows.append([*found, f"{probe['cost']['c']:.2f}"])
+    return FittingTable(["T", "K", "speedup", "alpha", "c"], rows, may_go=("alpha", "c"), gap=2)
+
+
+def _pays(pair: Document) -> str:
+    """Does it pay: measured where it was probed, else what alpha it takes; empty where they do not fit anyway."""
+    if sentence := _sentence(pair):
+        return f". {sentence}"
+    if pair["compatible"] is not True or not pair["cost"]:
+        return ""
+    pays = pair["cost"]["break_even_alpha"]
+    if pays is None:
+        return "; it cannot pay: the draft is too large"
+    return f"; it pays where more than {pays:.0%} of drafted tokens are accepted: --probe measures that"
 
 
 def pair_markdown(document: Document) -> str:
@@ -57,30 +111,46 @@ def pair_markdown(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _page(pair: Document) -> Table:
+def _page(checks: Sequence[Document], elsewhere: Sequence[Document]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("detail", overflow="fold", ratio=1)
-    for check in pair["checks"]:
+    for check in checks:
         detail = Text(check["detail"])
         if check["remedy"]:
             detail.append(f"\n{ARROW} {check['remedy']}", style="bold")
         table.add_row(check["name"], Text(check["status"], style=STYLES[check["status"]]), detail)
-    if pair["elsewhere"]:
+    if elsewhere:
         table.add_section()
-    for fact in pair["elsewhere"]:
+    for fact in elsewhere:
         # Text, not str: rich would take a token such as [/INST] for its own markup.
         told = Text(f"{fact['detail']} ({fact['read_from']})")
         table.add_row(f"in {fact['engine']}", TAKEN[fact["accepts"]], told)
     return table
 
 
-def _columns(pairs: Sequence[Document]) -> Table:
+class _Columns:
+    """Every draft a column; by number where their names have no room beside each other."""
+
+    def __init__(self, pairs: Sequence[Document]) -> None:
+        self._pairs = pairs
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich."""
+        names = [pair["draft"] for pair in self._pairs]
+        room = (options.max_width - len("architecture")) // len(names) - 2
+        if max(map(len, names)) > room:
+            yield from (unbroken(f"draft {number}: {name}") for number, name in enumerate(names, start=1))
+            names = [f"draft {number}" for number in range(1, len(names) + 1)]
+        yield _columns(self._pairs, names)
+
+
+def _columns(pairs: Sequence[Document], names: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", overflow="fold", min_width=len("architecture"))
-    for pair in pairs:
-        table.add_column(Text(pair["draft"]), overflow="fold", ratio=1)
+    for name in names:
+        table.add_column(Text(name), overflow="fold", ratio=1)
     for name in _names(pairs):
         cells = []
         for pair in pairs:

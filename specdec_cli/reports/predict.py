@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from specdec_cli.reports.conclusion import answer
+from specdec_cli.reports.fitting import FittingTable, Sentence
 from specdec_cli.reports.rows import flatten
+
+MARKS = "v verify pass in target steps; * best by the extended form, ° by the closed"
+MAY_GO = ("v", "its alpha", "closed form")
 
 
 def predict_report(document: dict[str, Any]) -> Group:
@@ -20,10 +23,10 @@ def predict_report(document: dict[str, Any]) -> Group:
     parts: list[RenderableType] = [Text(line) for line in _estimate_lines(estimate, results)] if estimate else []
     if experts := document["settings"]["experts"]:
         parts.append(Text(_experts_line(experts)))
-    parts += [Text(headline(document), style="bold"), _table(results), Text(_best(results), style="bold")]
+    parts += [Sentence(headline(document), "bold"), _table(results), Sentence(MARKS, "dim")]
     if results[0]["simulated"]:
-        parts.append(Text(_simulation(results)))
-    return Group(*parts)
+        parts.append(Sentence(_simulation(results)))
+    return Group(*parts, *answer([(_best(results), None)]))
 
 
 def headline(document: dict[str, Any]) -> str:
@@ -65,15 +68,11 @@ def _cells(r: dict[str, Any]) -> list[str]:
     ]
 
 
-def _table(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in _headings(results):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        # A space where others have a mark, so that the figures line up.
-        cells = [cell + " " if cell.endswith("x") else cell for cell in _cells(result)]
-        table.add_row(*cells, style="bold" if result["predicted_best"] else "")
-    return table
+def _table(results: Sequence[dict[str, Any]]) -> FittingTable:
+    # A space where others have a mark, so that the figures line up.
+    rows = [[cell + " " if cell.endswith("x") else cell for cell in _cells(result)] for result in results]
+    styles = ["bold" if result["predicted_best"] else "" for result in results]
+    return FittingTable(_headings(results), rows, styles=styles, may_go=MAY_GO, legend=False)
 
 
 def _best(results: Sequence[dict[str, Any]]) -> str:
@@ -81,11 +80,11 @@ def _best(results: Sequence[dict[str, Any]]) -> str:
     closed = next(r for r in results if r["closed_form_best"])
     gain, promised = best["predicted"]["extended"], closed["predicted"]["closed_form"]
     if gain > 1:
-        text = f"* Best by the extended form: K {best['k']}, {gain:.2f}x"
+        text = f"By the extended form it pays: K {best['k']} gives {gain:.2f}x plain decoding"
         text += ", the largest K asked for." if len(results) > 1 and best["k"] == results[-1]["k"] else "."
     else:
-        text = f"* No K of these pays: the best, K {best['k']}, runs at {gain:.2f}x of plain decoding."
-    return f"{text} ° By the closed form: K {closed['k']}, {promised:.2f}x."
+        text = f"By the extended form no K of these pays: the best, K {best['k']}, gives {gain:.2f}x plain decoding."
+    return f"{text} By the closed form: K {closed['k']}, {promised:.2f}x."
 
 
 def _simulation(results: Sequence[dict[str, Any]]) -> str:

@@ -6,15 +6,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from specdec_cli.reports.fitting import natural_width, unbroken
 
 if TYPE_CHECKING:
     from specdec_cli.presets import Preset
 
 
-def generation_summary(record: dict[str, Any]) -> Text:
-    """One generation in a few lines, none of them longer than a terminal of 80 columns."""
+def generation_summary(record: dict[str, Any], verbose: bool = True) -> Text:
+    """One generation in a few lines, none of them longer than a terminal of 80 columns.
+
+    Args:
+        verbose: alpha and the sources too.
+    """
     timings = record["timings"]
     speed = timings["tokens_per_s"]
     head = f"{_count(record['new_tokens'], 'token')} in {_seconds(timings['decode_s'])}"
@@ -23,10 +30,11 @@ def generation_summary(record: dict[str, Any]) -> Text:
     lines = [head + f"; prompt {_count(record['prompt_tokens'], 'token')} in {_seconds(timings['prefill_s'])}"]
     if record["drafted"]:
         accepted = f"{record['accepted']} of {_count(record['drafted'], 'drafted token')} accepted"
-        alpha = "" if record["alpha"] is None else f"; alpha {record['alpha']:.2f} of the {record['judged']:,} judged"
         rounds = f"{_count(record['rounds'], 'round')}, {record['tokens_per_round']:.2f} tokens a round"
+        known = verbose and record["alpha"] is not None
+        alpha = f"; alpha {record['alpha']:.2f} of the {record['judged']:,} judged" if known else ""
         lines += [rounds, accepted + alpha]
-        for name, counts in record.get("sources", {}).items():
+        for name, counts in record.get("sources", {}).items() if verbose else ():
             lines.append(
                 f"{name}: {counts['accepted']} of {_count(counts['drafted'], 'token')} accepted in "
                 f"{_count(counts['rounds'], 'round')}"
@@ -37,33 +45,51 @@ def generation_summary(record: dict[str, Any]) -> Text:
     return Text("\n".join(lines))
 
 
-def presets_table(presets: Iterable[Preset]) -> Table:
-    """Every preset a row."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (
-        ("preset", "left"), ("target", "left"), ("draft", "left"), ("licence", "left"), ("memory", "right"),
-    ):  # fmt: skip
-        name = heading == "preset"  # what a user types must stay whole
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=name)  # type: ignore[arg-type]
-    for preset in presets:
-        licence = preset.license + (" (gated)" if preset.gated else "")
-        memory = "" if preset.memory_gb is None else f"{_gigabytes(preset.memory_gb)}"
-        table.add_row(
-            Text(preset.name, style="bold"),
-            _model(preset.target, preset.target_parameters),
-            _model(preset.draft, preset.draft_parameters),
-            licence,
-            memory,
-        )
-    return table
+class PresetsList:
+    """Every preset a row; where that is too wide, a few lines each. Names and ids stay whole, to be copied."""
+
+    def __init__(self, presets: Iterable[Preset]) -> None:
+        self._presets = list(presets)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich."""
+        table = self._table()
+        if natural_width(console, options, table) <= options.max_width:
+            yield table
+            return
+        for preset in self._presets:
+            facts = ", ".join(filter(None, (_licence(preset), _memory(preset))))
+            yield Text.assemble((preset.name, "bold"), (f"  {facts}", "dim"))
+            yield unbroken(f"  target {_model(preset.target, preset.target_parameters)}")
+            yield unbroken(f"  draft  {_model(preset.draft, preset.draft_parameters)}")
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("preset", "target", "draft", "licence", "memory"):
+            table.add_column(heading, justify="right" if heading == "memory" else "left", no_wrap=True)
+        for preset in self._presets:
+            table.add_row(
+                Text(preset.name, style="bold"),
+                _model(preset.target, preset.target_parameters),
+                _model(preset.draft, preset.draft_parameters),
+                _licence(preset),
+                _memory(preset),
+            )
+        return table
 
 
-def _model(name: str, parameters: float | None) -> Text:
-    text = Text(name)
-    if parameters is not None:
-        size = f"{parameters:.3g} B" if parameters >= 0.1 else f"{parameters * 1000:.3g} M"
-        text.append(f"\n{size}", style="dim")
-    return text
+def _model(name: str, parameters: float | None) -> str:
+    if parameters is None:
+        return name
+    return f"{name} ({parameters:.3g} B)" if parameters >= 0.1 else f"{name} ({parameters * 1000:.3g} M)"
+
+
+def _licence(preset: Preset) -> str:
+    return preset.license + (" (gated)" if preset.gated else "")
+
+
+def _memory(preset: Preset) -> str:
+    return "" if preset.memory_gb is None else _gigabytes(preset.memory_gb)
 
 
 def _gigabytes(gigabytes: float) -> str:

@@ -134,15 +134,15 @@ def losslessness(result: dict[str, Any], token: str = "token") -> str:
 
 
 def recommendation(point: dict[str, Any]) -> str:
-    """One line: draft, K and what to expect."""
+    """Does it pay, with which draft at which K, and how sure is that: in plain words."""
     interval = point["speedup_ci"]
-    expected = f"{point['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
-    at = f"Recommended at temperature {point['temperature']:g}"
+    sure = f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})" if interval else " (one answer: no interval)"
+    at, which = f"At temperature {point['temperature']:g}", f"K {point['k']} with {point['draft']}"
+    gain = f"{point['speedup']:.2f}x plain decoding{sure}"
     if not point["drafted"]:
-        return f"{at}: plain decoding; nothing was drafted."
-    which = f"{point['draft']} with K = {point['k']}"
+        return f"{at} it does not pay: nothing was drafted."
     if point["pays"] is False:
-        return f"{at}: plain decoding; the best draft, {which}, gives {expected}."
+        return f"{at} it does not pay: the best, {which}, gives {gain}. Decode plainly:"
     if point["pays"] is None:
-        return f"{at}: nothing yet; {which} gives {expected}, which may be no gain."
-    return f"{at}: {which}, expect {expected}."
+        return f"{at} it is open whether it pays: {which} gives {gain}, which may be no gain. To try it:"
+    return f"{at} it pays: {which} gives {gain}. To use it:"

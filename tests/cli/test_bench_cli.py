@@ -250,9 +250,13 @@ def test_the_table_says_what_json_does(specdec: Specdec, options: tuple[str | Pa
     assert code == 0
     assert [line for line in err.splitlines() if not line.startswith("note: ")] == []  # no progress bar in a pipe
     assert f"speedup         {result['speedup']:.2f}x" in out
-    assert f"alpha {result['acceptance']['alpha']:.2f}" in out
+    assert f"acceptance      {result['acceptance']['alpha']:.2f} of " in out
     assert "closed form" in out
-    assert "Speculation pays here" in out
+    answer = out.partition("\nAnswer\n")[2]
+    assert f"At temperature 0 it pays: K 3 with {result['draft']} gives {result['speedup']:.2f}x" in " ".join(
+        answer.split()
+    )
+    assert answer.splitlines()[-1].startswith("  specdec generate -t ")
     assert "Lossless: the same ids as plain decoding in all 3 answers." in out
     assert "Warning: alpha rests on" in out
     assert "\x1b" not in out
@@ -272,7 +276,9 @@ def test_tables_keep_to_the_width(
         monkeypatch.setenv("COLUMNS", columns)
     code, out, _ = specdec("bench", *options)
     assert code == 0
-    assert max(map(len, out.splitlines())) <= int(columns or PLAIN_WIDTH)
+    # A path is never broken: it sticks out.
+    lines = [line for line in out.splitlines() if not any(str(path) in line for path in options)]
+    assert max(map(len, lines)) <= int(columns or PLAIN_WIDTH)
     assert "…" not in out
 
 
@@ -926,9 +932,11 @@ def test_a_sweep_marks_one_best_k_for_each_draft_and_recommends_one(
     code, out, err = specdec(*chosen, "--quiet")
     assert (code, err) == (0, "")
     flat = " ".join(out.split())
-    assert f"Recommended at temperature 0: {point['draft']} with K = {point['k']}, expect " in flat
+    assert f"At temperature 0 it pays: K {point['k']} with {point['draft']} gives " in flat
+    assert flat.endswith(f"{point['command']}")
     assert flat.count("Lossless: the same ids as plain decoding in every answer at every K.") == 2
-    assert "K 2  " in out.rpartition("Recommended")[2]  # the plot of plain characters
+    assert "K 2  " in out.rpartition("Lossless")[2]  # the plot of plain characters
+    assert "K 2  " not in out.rpartition("\nAnswer\n")[2]
 
 
 def test_a_plot_is_written_and_stdout_keeps_the_report(
@@ -950,7 +958,7 @@ def test_an_export_has_stdout_for_itself(specdec: Specdec, options: tuple[str | 
     assert words[:3] == ["vllm", "serve", str(options[1])]
     config = json.loads(words[-1])
     assert (config["model"], config["method"]) == (str(options[3]), "draft_model")
-    assert f"K = {config['num_speculative_tokens']}," in err
+    assert f"it pays: K {config['num_speculative_tokens']} with " in err
     assert specdec(*chosen, "--quiet") == (0, out, "")
     path = tmp_path / "report.json"
     assert specdec(*chosen, "--quiet", "--format", "json", "--output", path) == (0, out, "")

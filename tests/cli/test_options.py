@@ -211,3 +211,21 @@ def test_what_nothing_heeds_is_refused(specdec: Specdec, words: str, message: st
     code, out, err = specdec(*words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"specdec: {message}")
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "sweep-k", "pair-check"])
+def test_help_shows_everyday_options_in_the_first_screen(
+    specdec: Specdec, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = specdec(command, "--help")
+    assert code == 0
+    lines = out.splitlines()
+    panels = [line for line in lines if line.startswith("╭─")]
+    assert [name for line in panels for name in ("Options", "Advanced") if name in line] == ["Options", "Advanced"]
+    (advanced,) = (i for i, line in enumerate(lines) if "─ Advanced ─" in line)
+    assert advanced <= 40
+    first = "\n".join(lines[:advanced])
+    assert all(option in first for option in ("--target", "--draft ", "--format", "--output", "--verbose"))
+    assert "--trust-remote-code" not in first
+    assert "--trust-remote-code" in out

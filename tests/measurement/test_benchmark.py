@@ -1072,7 +1072,7 @@ def test_where_nothing_was_drafted_no_speedup_is_a_gain() -> None:
     assert verdict.explanation(result) == ""
     (point,) = recommend(results)
     assert point["pays"] is False
-    assert verdict.recommendation(point) == "Recommended at temperature 0: plain decoding; nothing was drafted."
+    assert verdict.recommendation(point) == "At temperature 0 it does not pay: nothing was drafted."
     assert [c.kind for c in caveats(runs, []) if c.kind in ("nothing_drafted", "few_tokens")] == ["nothing_drafted"]
 
 
@@ -1174,15 +1174,24 @@ def test_distributions_in_words(check: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("pays", "text"),
     [
-        (True, "d with K = 3, expect 1.50x (1.20 to 1.80)."),
-        (None, "nothing yet; d with K = 3 gives 1.50x (1.20 to 1.80), which may be no gain."),
-        (False, "plain decoding; the best draft, d with K = 3, gives 1.50x (1.20 to 1.80)."),
+        (True, "it pays: K 3 with d gives 1.50x plain decoding (95 %: 1.20 to 1.80). To use it:"),
+        (
+            None,
+            (
+                "it is open whether it pays: K 3 with d gives 1.50x plain decoding (95 %: 1.20 to 1.80), "
+                "which may be no gain. To try it:"
+            ),
+        ),
+        (
+            False,
+            "it does not pay: the best, K 3 with d, gives 1.50x plain decoding (95 %: 1.20 to 1.80). Decode plainly:",
+        ),
     ],
 )
 def test_recommendations_in_words(pays: bool | None, text: str) -> None:
     point = {"temperature": 0.8, "draft": "d", "k": 3, "speedup": 1.5, "speedup_ci": (1.2, 1.8), "pays": pays}
     point |= {"drafted": 90}
-    assert verdict.recommendation(point) == f"Recommended at temperature 0.8: {text}"
+    assert verdict.recommendation(point) == f"At temperature 0.8 {text}"
 
 
 # ---------------------------------------------------------------------------------------------- hardware

@@ -22,17 +22,20 @@ order of fields; a subclass that declares a field again leaves it in its place.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache, wraps
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from specdec_cli.errors import UsageError
 from specdec_cli.settings import is_unicode
@@ -42,6 +45,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
+# Help shows the everyday options first, and all others behind them.
+ADVANCED = "Advanced"
+EVERYDAY = (
+    *("preset", "target", "draft", "k", "temperature", "max_new_tokens", "prompts", "limit", "show_draft", "probe"),
+    *("plot", "resume", "dry_run", "output_format", "output", "quiet", "verbose"),
+)
 
 
 def option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
@@ -85,6 +94,28 @@ def flat(command: Callable[[T], int]) -> Callable[..., int]:
     flattened.__signature__ = Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flattened
+
+
+def everyday_first(command: Callable[..., int]) -> Callable[..., int]:
+    """The same command, made by `flat`, with help in two panels: what most need, then ADVANCED."""
+    everyday: list[Parameter] = []
+    advanced: list[Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind, declaration = get_args(parameter.annotation)
+        if not isinstance(declaration, OptionInfo):
+            everyday.append(parameter)
+            continue
+        rare = parameter.name not in EVERYDAY
+        declaration = copy(declaration)
+        declaration.rich_help_panel = ADVANCED if rare else None
+        if isinstance(kind, type) and issubclass(kind, Enum):  # its values would fill a column
+            declaration.metavar = "<word>"
+            declaration.help = f"{declaration.help} One of {', '.join(value.value for value in kind)}."
+        (advanced if rare else everyday).append(parameter.replace(annotation=Annotated[kind, declaration]))
+    parameters = [*everyday, *advanced]
+    command.__signature__ = Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 class Subcommand(TyperCommand):

@@ -84,9 +84,8 @@ class SpeculationOptions:
             "--k",
             "-k",
             panel=SPECULATION,
-            metavar="<int|auto|heuristic>",
-            help="Tokens drafted a round (default: the preset's, or 4); auto follows what is measured, heuristic what "
-            "was accepted.",
+            metavar="<int>",
+            help="Tokens drafted a round (default: the preset's, or 4); or auto, or heuristic.",
         ),
     ] = None
     draft_stop: Annotated[

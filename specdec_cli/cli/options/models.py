@@ -73,7 +73,7 @@ class PairOptions(ABC):
             "-p",
             panel=MODELS,
             autocompletion=_complete_preset,
-            help="A pair by name or YAML file (default: demo, unless --target is given).",
+            help="A pair by name or YAML file (default: demo).",
         ),
     ] = None
     target: Annotated[
@@ -117,8 +117,9 @@ class SeveralDrafts(PairOptions):
             "--draft",
             "-d",
             panel=MODELS,
-            help="A model with the target's tokenizer; ngram, suffix, lookahead or early-exit:N, which need none; or a "
-            "list like ngram+MODEL; repeatable.",
+            metavar="<str>",
+            help="A model with the target's tokenizer; ngram, suffix, lookahead or early-exit:N, which need none; or "
+            "a list like ngram+MODEL; repeatable.",
         ),
     ] = None
 

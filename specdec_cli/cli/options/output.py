@@ -42,6 +42,7 @@ class OutputOptions:
     quiet: Annotated[
         bool, flag("--quiet", "-q", panel=OUTPUT, help="No notes, no progress and no summary on stderr.")
     ] = False
+    verbose: Annotated[bool, flag("--verbose", "-v", panel=OUTPUT, help="Tell what only experts read, too.")] = False
 
 
 def require_files(files: Mapping[str, Path | None]) -> None:

@@ -52,13 +52,13 @@ def run(request: BenchRequest) -> int:
 
         document = document_of(plan, session, head, others, aside)
         lines.add_results(document["results"])
-        each(
-            lambda: tell(request, document, aside),
-            lambda: tell_export(request, pairs, document),
-            lambda: plot(request, document, aside),
-        )
         if graphs := recorded(pairs):
             aside(graphs)
+        each(  # the answer stands at the end of what is told, so the plot's line comes before
+            lambda: plot(request, document, aside),
+            lambda: tell(request, document, aside),
+            lambda: tell_export(request, pairs, document),
+        )
 
     return exit_code(
         document,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from specdec_cli.activity import doing
 from specdec_cli.commands.bench.plan import Plan
+from specdec_cli.commands.bench.request import BenchRequest
 from specdec_cli.decoding.seeds import DERIVATION
 from specdec_cli.measurement import summary
 from specdec_cli.measurement.benchmark import Session
@@ -22,10 +24,12 @@ from specdec_cli.measurement.hardware import (
 from specdec_cli.measurement.plausibility import contention_of, disturbed, judge
 from specdec_cli.measurement.recommendation import mark_best, recommend
 from specdec_cli.measurement.runs import plain_runs
+from specdec_cli.reports.command_line import generate_command, measured_as_it_is
 from specdec_cli.reports.console import Aside
 from specdec_cli.reports.export import document
 from specdec_cli.runtime.devices import clock_for
 from specdec_cli.runtime.pairs.pair import describe, describe_draft, load_unquantised
+from specdec_cli.settings import NO_DRAFT
 
 # What a quantised target is compared with itself on.
 COMPARED_ANSWERS, COMPARED_TOKENS = 12, 48
@@ -51,7 +55,8 @@ def document_of(
         _check_distributions(plan, session, results, aside)
     quantisation = _quantisation(plan, session, aside)
     checkpoint = plan.pairs[0].checkpoint
-    copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
+    with doing("measuring the memory's speed"):
+        copied = copy_bandwidth(checkpoint.device, clock_for(checkpoint.device))
     taken = contention_of(session.runs)
     if taken is None and others is not None:
         taken = others.share
@@ -69,7 +74,7 @@ def document_of(
         command=plan.request.command,
         results=results,
         baseline_samples=summary.samples(plain_runs(session.runs)),
-        recommendation=recommend(results),
+        recommendation=[point | _command(plan.request, point) for point in recommend(results)],
         measurable=judgement.measurable,
         reasons=[asdict(reason) for reason in judgement.reasons],
         repeated=len({run.block for run in session.runs if run.repeat}),
@@ -81,6 +86,25 @@ def document_of(
         warnings=[asdict(caveat) for caveat in found],
         quantisation=quantisation,
     )
+
+
+def _command(request: BenchRequest, point: dict[str, Any]) -> dict[str, str]:
+    """What generates as a recommended point says; nothing where no text comes of it."""
+    if not measured_as_it_is(request.target, request.settings):
+        return {}
+    spec, model = next((spec, model) for spec, model in request.drafts if spec.name == point["draft"])
+    plain = point["pays"] is False
+    made = generate_command(
+        request.target,
+        NO_DRAFT if plain else spec.name,
+        model,
+        point["k"],
+        replace(request.sampling, temperature=point["temperature"]),
+        draft_stop=request.settings.draft_stop,
+        draft_tree=request.settings.draft_tree,
+        conversation=request.conversation,
+    )
+    return {"command": made}
 
 
 def _check_distributions(plan: Plan, session: Session, results: list[dict[str, Any]], aside: Aside) -> None:
@@ -104,7 +128,8 @@ def _quantisation(plan: Plan, session: Session, aside: Aside) -> dict[str, Any] 
             return None
         answers = {run.prompt: run.token_ids for run in plain_runs(session.runs) if run.turn == 1}
         texts = [(plan.dialogues[i - 1].prompt_ids(()), ids[:COMPARED_TOKENS]) for i, ids in sorted(answers.items())]
-        return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
+        with doing("comparing the quantised target with itself"):
+            return asdict(compare(plan.pairs[0].target, whole, texts[:COMPARED_ANSWERS]))
     except KeyboardInterrupt:  # what was measured is worth showing
         session.interrupted = True
         return None

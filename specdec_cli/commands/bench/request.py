@@ -43,6 +43,7 @@ class BenchRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+    verbose: bool = False
 
     @property
     def command(self) -> str:

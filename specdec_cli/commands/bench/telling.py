@@ -72,5 +72,5 @@ def _write(request: BenchRequest, document: dict[str, Any], out: IO[str]) -> Non
     elif request.output_format == "markdown":
         write_markdown(to_markdown(reports.short_rows(document)), out)
     else:
-        measurement_screen(document, out, sweep=request.sweep)
+        measurement_screen(document, out, sweep=request.sweep, verbose=request.verbose)
     out.flush()

@@ -18,6 +18,7 @@ from specdec_cli.drafters.spec import DraftSpec
 from specdec_cli.errors import INTERRUPTED, IncompatiblePairError, OutOfMemoryError, SpecdecError
 from specdec_cli.measurement.hardware import environment
 from specdec_cli.prompts import Prompt
+from specdec_cli.reports.command_line import generate_command
 from specdec_cli.reports.console import Aside, PipeConsole, each, output, write_markdown
 from specdec_cli.reports.export import document, to_json
 from specdec_cli.reports.pair_check import pair_markdown, print_pairs
@@ -30,7 +31,7 @@ from specdec_cli.runtime.pairs.head_checks import head_checks, head_record, head
 from specdec_cli.runtime.pairs.resources import Reads, cost, cost_of, default_context, memory
 from specdec_cli.runtime.pairs.side import Side, look_at
 from specdec_cli.runtime.pairs.trained_heads import head_at
-from specdec_cli.settings import ModelSettings
+from specdec_cli.settings import ModelSettings, SamplingSettings
 
 __all__ = ["PairCheckRequest", "run"]
 
@@ -104,6 +105,10 @@ def _check(
         checks += measured
     records = [asdict(check) for check in checks]
     record = {"draft": name, "compatible": verdict(checks, request.strict), "checks": records, **figures}
+    if (figures["probe"] or {}).get("use"):
+        best = figures["probe"]["predicted"][0]
+        sampling = SamplingSettings(best["temperature"])
+        record["command"] = generate_command(request.target, spec.name, settings, best["k"], sampling)
     return Finding(record, memory_ran_out)
 
 
@@ -178,7 +183,7 @@ def _write(request: PairCheckRequest, made: dict[str, Any]) -> None:
         elif request.output_format == "markdown":
             write_markdown(pair_markdown(made), out)
         else:
-            print_pairs(made, PipeConsole(file=out, highlight=False))
+            print_pairs(made, PipeConsole(file=out, highlight=False), request.verbose)
         out.flush()
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.activity import doing, each_of
 from specdec_cli.commands.pair_check.readings import compare_readings, readings_check
 from specdec_cli.decoding.model import ChainModel
 from specdec_cli.drafters import make_drafter
@@ -65,7 +66,8 @@ def probe(
         report(note)
     ids = _encoded(pair, prompts, conversation, report)
     with out_of_memory("for the probe's texts and their cache", "give shorter ones with --prompts, or a smaller model"):
-        caches = _agreements(pair, ids)
+        with doing("trying the caches"):
+            caches = _agreements(pair, ids)
         agreements = {role: caches[role].record() if role in caches else None for role in ("target", "draft")}
         checks = _cache_checks(pair, caches)
         if not all(agreement.holds for agreement in caches.values()):
@@ -139,10 +141,11 @@ def _measured(
     # What the caches hold is short beside the weights, whatever the prompts are.
     shorter = pair.target.max_length if draft is None else min(pair.target.max_length, draft.max_length)
     held = _longest(ids)[: min(PREFIX, shorter // 2)]
-    costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
+    with doing("measuring costs"):
+        costs = measure_costs(pair.target, draft, held, SamplingSettings(temperature=1.0), clock)
     found = [
         measure_acceptance(pair.target, drafter_for(sampling), ids, sampling, pair.checkpoint.end_ids, clock)
-        for sampling in map(SamplingSettings, TEMPERATURES)
+        for sampling in each_of(map(SamplingSettings, TEMPERATURES), "measuring acceptance")
     ]
     return (with_rounds(costs, found[0]) if draft is None else costs), found
 
@@ -152,7 +155,8 @@ def _fidelity(target: ModelSettings, pair: Pair, ids: Sequence[Sequence[int]], r
     whole = load_unquantised(target, pair, report)
     if whole is None:
         return None
-    return compare(pair.target, whole, greedy_answers(pair.target, ids, COMPARED_TOKENS))
+    with doing("comparing the quantised target with itself"):
+        return compare(pair.target, whole, greedy_answers(pair.target, ids, COMPARED_TOKENS))
 
 
 def _cache_checks(pair: Pair, caches: Mapping[str, Agreement]) -> list[Check]:

@@ -85,10 +85,10 @@ def other_readings(head: Head, num_layers: int) -> list[tuple[str, str, Head]]:
         if all(0 <= i + other <= num_layers for i in head.tap_ids):
             change = f"eagle_aux_hidden_state_layer_ids: {shifted}"
             found.append((f"layer ids as {told}", change, replace(head, id_shift=other)))
-    for flag, told in FLAGS.items():
+    for flag, names in FLAGS.items():
         value = not head.config.get(flag, False)
         change = f"{flag}: {str(value).lower()}"
-        found.append((told[value], change, replace(head, config={**head.config, flag: value})))
+        found.append((names[value], change, replace(head, config={**head.config, flag: value})))
     return found
 
 

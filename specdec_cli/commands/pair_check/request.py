@@ -32,4 +32,5 @@ class PairCheckRequest:
     output_format: str = "table"
     output: Path | None = None
     quiet: bool = False
+    verbose: bool = False
     left_out: tuple[str, ...] = ()

@@ -26,11 +26,10 @@ def fit(plan: Plan, model: PreTrainedModel) -> Checkpoint:
     """Make a built model what the plan says; it is changed where it stands."""
     found, settings, role = plan.inspection, plan.settings, plan.role
     assert found.tokenizer is not None
-    notes = [_what_was_built(plan, model), *found.notes, *_where_layers_went(plan, model)]
+    notes = [*_what_was_built(plan, model), *found.notes, *_where_layers_went(plan, model)]
     bits, head_rows = NOT_QUANTIZED, found.num_rows
     if plan.keeps_bits and plan.own_bits is not None:
-        bits, other = KEEP, option_of(role, "quantize")
-        notes.append(f"{role} in the file's own bits: {describe_bits(plan.own_bits)} ({other} none: 16 bit)")
+        bits = KEEP
     if settings.fuse:
         join(model)
     if plan.kept_ids is not None and _can_be_cut(plan, model):
@@ -95,9 +94,14 @@ def _step(model: PreTrainedModel) -> None:
         model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False)
 
 
-def _what_was_built(plan: Plan, model: PreTrainedModel) -> str:
+def _what_was_built(plan: Plan, model: PreTrainedModel) -> list[str]:
+    """One note on the weights: their number type, or of a GGUF file in its own bits what each format becomes."""
+    if plan.keeps_bits and plan.own_bits is not None:
+        other, bits = option_of(plan.role, "quantize"), describe_bits(plan.own_bits)
+        how = f"the file's own bits ({bits}; the rest in {name_of(plan.dtype)}; {other} none: 16 bit)"
+        return [f"{plan.role} {plan.settings.source}: {how} on {model.device}"]
     weights = "random weights, " if plan.settings.dummy_weights else ""
-    return f"{plan.role} {plan.settings.source}: {weights}{name_of(plan.dtype)} ({plan.reason}) on {model.device}"
+    return [f"{plan.role} {plan.settings.source}: {weights}{name_of(plan.dtype)} ({plan.reason}) on {model.device}"]
 
 
 def _where_layers_went(plan: Plan, model: PreTrainedModel) -> list[str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_download, is_offline_mode, snapshot_download
 from huggingface_hub import errors as hub
+from huggingface_hub.utils.tqdm import tqdm
 
+from specdec_cli.activity import doing
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.checkpoints.reading import READING_FAILS, Report, one_line_errors
@@ -29,9 +32,10 @@ def fetched(place: Place, report: Report) -> Place:
     if not options["local_files_only"]:
         report(f"fetching {place.hub_file} of {place.path}, unless it is here")
     try:
-        with one_line_errors(place):
+        with one_line_errors(place), doing(f"fetching {place.hub_file}"):
             found = [
-                hf_hub_download(place.path, str(name), **options) for name in parts_of(PurePosixPath(place.hub_file))
+                hf_hub_download(place.path, str(name), tqdm_class=_Announced, **options)
+                for name in parts_of(PurePosixPath(place.hub_file))
             ]
     except SpecdecError as error:
         names = gguf_files(place)
@@ -42,6 +46,29 @@ def fetched(place: Place, report: Report) -> Place:
             f"{place.option} {place.path} has no {place.hub_file} {what}: name one of {_shown(names)}"
         ) from error
     return replace(place, path=found[0], gguf=Path(found[0]))
+
+
+class _Announced(tqdm):
+    """The hub's progress of one download, announced as ours is; its own bar stays away."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": True})
+        self._shown = doing(f"fetching {options.get('desc') or 'a file'}", options.get("total"))
+        self._count = self._shown.__enter__()
+        self._is_open = True
+        self._count(options.get("initial") or 0)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Called by the hub with the bytes that have come."""
+        self._count(n or 0)
+        return None
+
+    def close(self) -> None:
+        """Called by the hub, once or more often."""
+        if getattr(self, "_is_open", False):
+            self._is_open = False
+            self._shown.__exit__(None, None, None)
+        super().close()
 
 
 def only_gguf(place: Place, error: SpecdecError) -> SpecdecError:

@@ -12,6 +12,7 @@ and one model, but for `--draft-quantize auto` on a GGUF file: both forms of it 
 
 from __future__ import annotations
 
+from specdec_cli.activity import doing
 from specdec_cli.runtime.checkpoints.build import build
 from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.fit import fit, quicker
@@ -36,10 +37,11 @@ def load_checkpoint(settings: ModelSettings, role: str, report: Report) -> Check
     report_errors_only()
     device = check_options(settings, role)
     place = locate(settings, role)
-    found = inspect(place, report)
-    fitted = []
-    for planned in plan(found, device).forms:
-        planned.require_loadable()
-        model = build(planned, report)
-        fitted.append(fit(planned, model))
-    return quicker(fitted)
+    with doing(f"loading {role} {settings.source}"):
+        found = inspect(place, report)
+        fitted = []
+        for planned in plan(found, device).forms:
+            planned.require_loadable()
+            model = build(planned, report)
+            fitted.append(fit(planned, model))
+        return quicker(fitted)

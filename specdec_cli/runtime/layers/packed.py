@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from specdec_cli.activity import each_of
 from specdec_cli.runtime.layers.quantized_linear import is_plain
 
 SMALL = 2**17  # weights of a layer up to which float32 is quicker, measured at 1 to 9 rows
@@ -20,7 +21,7 @@ PACKED_ROWS = 16  # the number of rows that a layout is chosen for; the same ser
 def pack(model: nn.Module) -> int:
     """Lay out the bfloat16 weights of linear layers for this CPU; how many layers were replaced."""
     replaced = 0
-    for parent in list(model.modules()):
+    for parent in each_of(model.modules(), "packing weights"):
         for name, layer in list(parent.named_children()):
             packed = packed_layer(layer)
             if packed is not layer:

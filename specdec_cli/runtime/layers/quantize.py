@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec_cli.activity import doing, each_of
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.runtime.layers.packed import packed_layer
 from specdec_cli.runtime.layers.quantized_linear import GROUP, Int4Linear, Int8Linear, QuantizedLinear, is_plain
@@ -127,14 +128,18 @@ def quantize(model: Any, how: str, device: torch.device, option: str) -> tuple[s
             how, words = _fastest(model)
         else:
             words = f"weights rounded to {how}"
-            for place in _places(model):
+            for place in each_of(_places(model), f"rounding weights to {how}"):
                 place.put(place.quantized(KINDS[how]))
     return how, f"{words} ({_left_over(model)})" if how != NOT_QUANTIZED else words
 
 
 def _fastest(model: Any) -> tuple[str, str]:
     """Try every choice in turn, keep the one that steps fastest; the most like of several."""
-    places = list(_places(model))
+    with doing("finding the fastest weights"):
+        return _fastest_of(model, list(_places(model)))
+
+
+def _fastest_of(model: Any, places: list[_Place]) -> tuple[str, str]:
     layers: dict[str, list[nn.Module]] = {NOT_QUANTIZED: [packed_layer(place.layer) for place in places]}
     for how, kind in KINDS.items():
         if kind is not W8A8Linear or is_exact():

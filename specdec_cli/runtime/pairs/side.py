@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specdec_cli.activity import doing
 from specdec_cli.runtime.checkpoints.inspection import Inspection, inspect
 from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import Plan, check_options, plan
@@ -37,5 +38,6 @@ def look_at(settings: ModelSettings, role: str, report: Report) -> Side:
     """
     report_errors_only()
     device = check_options(settings, role)
-    found = inspect(locate(settings, role), report)
-    return Side(found, None if found.architecture_problem is not None else plan(found, device))
+    with doing(f"reading {role} {settings.source}"):
+        found = inspect(locate(settings, role), report)
+        return Side(found, None if found.architecture_problem is not None else plan(found, device))

@@ -31,6 +31,7 @@ from transformers import (
 )
 from transformers.integrations.gguf import is_gguf_arch_supported
 
+from specdec_cli.activity import doing
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.runtime.checkpoints.gguf.config import STORED_DTYPES, config_of, require_architecture, stored_dtype
 from specdec_cli.runtime.checkpoints.gguf.header import GgufFile, read_gguf
@@ -42,6 +43,7 @@ from specdec_cli.runtime.devices import out_of_memory
 
 # Part of the cache's key: raise it when what is written changes.
 CONVERSION_VERSION = 2
+HASHED_AT_ONCE = 2**24
 
 
 def is_converted(path: Path) -> bool:
@@ -113,7 +115,10 @@ def gguf_as_folder(path: Path, option: str, report: Report, weights: bool = True
         unfinished.rmdir()
         return folder
     try:
-        with out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"):
+        with (
+            out_of_memory(f"to convert {option} {path.name}", "choose a smaller model, or its safetensors"),
+            doing(f"converting {path.name}" if weights else f"reading the metadata of {path.name}"),
+        ):
             _convert(file, unfinished, exact) if weights else _convert_metadata(file, unfinished)
         os.replace(unfinished, folder)
     except SpecdecError as error:
@@ -234,8 +239,12 @@ def _content_hash(paths: tuple[Path, ...]) -> str:
     remembered = cache_folder() / "gguf" / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
     if remembered.is_file():
         return remembered.read_text(encoding="ascii")
-    with path.open("rb") as file:
-        content_hash = hashlib.file_digest(file, "sha256").hexdigest()
+    with path.open("rb") as file, doing(f"reading {path.name}", status.st_size) as advance:
+        digest = hashlib.sha256()
+        while block := file.read(HASHED_AT_ONCE):
+            digest.update(block)
+            advance(len(block))
+    content_hash = digest.hexdigest()
     partial = remembered.with_suffix(f".{os.getpid()}")
     try:
         remembered.parent.mkdir(parents=True, exist_ok=True)

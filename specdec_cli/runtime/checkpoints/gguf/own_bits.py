@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from specdec_cli.activity import each_of
 from specdec_cli.runtime.checkpoints.gguf.config import STORED_DTYPES
 from specdec_cli.runtime.checkpoints.gguf.header import StoredTensor, read_gguf
 from specdec_cli.runtime.checkpoints.gguf.names import MOVES_ROWS_ONLY, empty_model, names_of
@@ -114,6 +115,7 @@ class GgufWeights:
 
     def __init__(self, path: Path, model: PreTrainedModel) -> None:
         file = read_gguf(path)
+        self._name = path.name
         self._tensors, names = file.tensors, names_of(file, model)
         self._processor, self._names = names.processor, names.by_file
         self._by_name = {self._names[t.name]: t for t in self._tensors if t.name in self._names}
@@ -157,7 +159,7 @@ class GgufWeights:
     def _put_layers(self, model: PreTrainedModel, names: list[str]) -> list[str]:
         """Put layers there; the weights whose sizes are others."""
         mismatched = []
-        for name in names:
+        for name in each_of(names, f"packing weights of {self._name}"):
             place: Any = model.get_submodule(name)
             layer = self.layer(name, place.bias)
             assert layer is not None
@@ -196,10 +198,9 @@ class GgufWeights:
 
         found: dict[str, Tensor] = {}
         dtypes: dict[str, torch.dtype] = {}
-        for tensor in self._tensors:
+        wanted = [tensor for tensor in self._tensors if self._names.get(tensor.name) not in without]
+        for tensor in each_of(wanted, f"reading weights of {self._name}"):
             name = self._names.get(tensor.name)
-            if name in without:
-                continue
             dtype = dtype_of(tensor.kind.name)
             if name is not None and name.endswith(".weight") and self._matrix(name.removesuffix(".weight")) is tensor:
                 found[name] = torch.empty(tensor.shape, dtype=dtype)
