@@ -19,7 +19,7 @@ from specdec_cli.reports.conclusion import HEADING, conclusion
 from specdec_cli.reports.fitting import Sentence
 from specdec_cli.reports.predict import predict_report
 from specdec_cli.reports.tables import PresetsList
-from specdec_cli.settings import ModelSettings, SamplingSettings
+from specdec_cli.settings import ConversationSettings, ModelSettings, SamplingSettings
 
 WIDTHS = (60, 80, 120)
 PATH = "/home/somebody/models of mine/" + "a-rather-long-name-for-a-model/" * 3 + "model-q4_k_m.gguf"
@@ -226,12 +226,14 @@ def test_the_command_has_every_option_that_matters_and_no_other() -> None:
     target = ModelSettings("./my models/it's.gguf", quantize="int8", dtype="bfloat16", revision="v1", offline=True)
     draft = ModelSettings("./d", quantize="auto", dtype="bfloat16", vocab="32768")
     made = generate_command(
-        target, "ngram+./d", draft, "auto", SamplingSettings(0.8, top_k=5), draft_stop=0.3, system="Be brief.", raw=True
-    )
+        target, "ngram+./d", draft, "auto", SamplingSettings(0.8, top_k=5), draft_stop=0.3, draft_tree=8,
+        conversation=ConversationSettings(system="Be brief.", template_args={"thinking": False}, plain_content=True),
+    )  # fmt: skip
     assert shlex.split(made) == [
         "specdec", "generate", "-t", "./my models/it's.gguf", "-d", "ngram+./d", "--k", "auto", "--revision", "v1",
         "--dtype", "bfloat16", "--quantize", "int8", "--draft-quantize", "auto", "--draft-vocab", "32768", "--offline",
-        "--draft-stop", "0.3", "--temperature", "0.8", "--top-k", "5", "--system", "Be brief.", "--raw", "your prompt",
+        "--draft-stop", "0.3", "--draft-tree", "8", "--temperature", "0.8", "--top-k", "5", "--system", "Be brief.",
+        "--template-arg", "thinking=false", "--plain-content", "your prompt",
     ]  # fmt: skip
     plain = generate_command(target, "none", draft, 4, SamplingSettings(0.0), draft_stop=0.3)
     assert shlex.split(plain) == [
