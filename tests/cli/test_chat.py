@@ -292,7 +292,7 @@ def test_two_turns_in_a_terminal_then_ctrl_d(models: Path) -> None:
     environment = os.environ | {"TERM": "dumb", "NO_COLOR": "1"}
     with subprocess.Popen(
         command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True
-    ) as chat:
+    ) as talk:
         os.close(side)
         shown = ""
 
