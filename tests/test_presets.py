@@ -63,8 +63,12 @@ def test_every_shipped_preset_is_sound(name: str) -> None:
         assert model == f"demo:{role}" if embedded else re.fullmatch(r"[\w.-]+/[\w.-]+", model)
     assert preset.target != preset.draft
     assert preset.target_parameters is not None
-    assert preset.draft_parameters is not None
-    assert 0 < preset.draft_parameters < preset.target_parameters < 1000
+    if "head" in preset.notes or "block drafter" in preset.notes:  # whose sizes no card tells
+        assert "untried here" in preset.notes
+        assert preset.draft_parameters is None
+    else:
+        assert preset.draft_parameters is not None
+    assert 0 < (preset.draft_parameters or 1e-3) < preset.target_parameters < 1000
     assert preset.license.strip() not in ("", "unknown")
     assert isinstance(preset.gated, bool)
     assert preset.gated == (preset.target.split("/")[0] in ("meta-llama", "google"))
@@ -88,6 +92,9 @@ def test_every_shipped_preset_says_where_its_figures_come_from(name: str) -> Non
 @pytest.mark.parametrize("name", SHIPPED)
 def test_memory_is_parameters_times_bytes(name: str) -> None:
     data = yaml.safe_load((shipped_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    if "draft_parameters" not in data:
+        assert load_preset(name).memory_gb is None
+        return
     expected = (data["target_parameters"] + data["draft_parameters"]) * BYTES[data["stored_dtype"]]
     assert load_preset(name).memory_gb == pytest.approx(expected)
 
@@ -306,8 +313,8 @@ def test_the_table_shows_each_pair_in_a_row(specdec: Specdec, monkeypatch: pytes
     assert row.split()[1:3] == [preset.target, preset.draft]
     assert preset.license in row
     assert ("(gated)" in row) == preset.gated
-    assert preset.memory_gb is not None
-    assert row.rstrip().endswith(" " + as_shown(preset.memory_gb))
+    last = preset.license if preset.memory_gb is None else as_shown(preset.memory_gb)
+    assert row.rstrip().removesuffix(" (gated)").endswith(f" {last}")
     assert "weights" in err
 
 

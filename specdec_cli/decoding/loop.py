@@ -27,7 +27,7 @@ from specdec_cli.decoding.sampling import logits_to_probs, prefix_matrix
 from specdec_cli.decoding.seeds import draft_seed
 from specdec_cli.decoding.stopping import FinishReason, Stopping
 from specdec_cli.decoding.tree import Tree, ancestors, verify_tree
-from specdec_cli.drafters.base import Context, Draft, Drafter
+from specdec_cli.drafters.base import Context, Draft, Drafter, States, taps_of
 from specdec_cli.errors import SpecdecError
 from specdec_cli.settings import SamplingSettings
 
@@ -121,6 +121,8 @@ class Generation:
         self._target = target
         self._repeater = None if sampling.repetition_penalty != 1.0 else repeater_of(target)
         self._drafter = drafter
+        taps = taps_of(drafter)
+        self._states = States() if taps else None
         self._committed = list(prompt_ids)
         self._draft_length = Fixed(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
         self._draft_length.begin()
@@ -135,11 +137,14 @@ class Generation:
 
         started = clock()
         with torch.inference_mode():
+            target.tap(taps)
             target.reset()
             if len(prompt_ids) > 1:
                 target.forward(torch.tensor(prompt_ids[:-1], device=target.device), num_logits=1)
+                if self._states is not None:
+                    self._states.add(target.take_states())
             target.roll_back(0)
-            drafter.reset(Context(self._committed))
+            drafter.reset(Context(self._committed, states=self._states))
         self.prefill_s = clock() - started
 
     def __iter__(self) -> Iterator[Step]:
@@ -161,13 +166,14 @@ class Generation:
         num_draft_tokens = min(wanted, room)
 
         started = clock()
-        context = Context(self._committed, self._draft_length.limit)
+        context = Context(self._committed, self._draft_length.limit, self._states)
         draft = self._drafter.propose(context, num_draft_tokens, self._draft_generator)
         proposed = clock()
         draft = draft.on(target.device)
-        packed = self._repeated(draft)
-        if packed is not None:
+        repeated = self._repeated(draft)
+        if repeated is not None:
             verified = clock()
+            packed, *states = repeated
         else:
             block = torch.cat([torch.tensor(self._committed[-1:], device=target.device), draft.token_ids])
             if draft.parents is None:
@@ -177,22 +183,28 @@ class Generation:
             verified = clock()
             prefix = self._prefix(draft)
             packed = _judge(logits, draft, self._sampling, prefix, self._generator, self._simulated_acceptance)
+            states = self._taken(len(block))
         judged = _unpack(packed, draft, num_draft_tokens)
         drafted, num_accepted = judged.drafted, judged.num_accepted
         if judged.path is None:
             target.roll_back(len(drafted) - num_accepted)
+            states = [rows[: num_accepted + 1].clone() for rows in states]  # a repeated pass overwrites its results
         else:
-            target.keep_path(len(draft.token_ids) + 1, [0, *(place + 1 for place in judged.path)])
+            kept = [0, *(place + 1 for place in judged.path)]
+            target.keep_path(len(draft.token_ids) + 1, kept)
+            states = [rows[kept] for rows in states]
+        if self._states is not None:
+            self._states.add(*states)
         self._drafter.observe(num_accepted, judged.predictions)
 
         emitted = [*drafted[:num_accepted], judged.next_token_id]
         last: Provenance = "plain" if not drafted else "bonus" if num_accepted == len(drafted) else "recovered"
         provenance = (*num_accepted * _ACCEPTED, last)
         self._committed += emitted
-        kept, withdrawn, reason = self._stopping.admit(emitted)
+        num_kept, withdrawn, reason = self._stopping.admit(emitted)
         if withdrawn:
             del self.token_ids[-withdrawn:]
-        self.token_ids += emitted[:kept]
+        self.token_ids += emitted[:num_kept]
         if reason is None and len(self._committed) > target.max_length:
             reason, self.context_full = "length", True
         draft_s, verify_s, other_s = proposed - started, verified - proposed, clock() - verified
@@ -205,8 +217,8 @@ class Generation:
             )
         )  # fmt: skip
         return Step(
-            token_ids=tuple(emitted[:kept]),
-            provenance=provenance[:kept],
+            token_ids=tuple(emitted[:num_kept]),
+            provenance=provenance[:num_kept],
             draft_token_ids=tuple(drafted),
             num_accepted=num_accepted,
             target_probs=judged.target_probs,
@@ -223,22 +235,27 @@ class Generation:
             tree=judged.tree,
         )
 
-    def _repeated(self, draft: Draft) -> Tensor | None:
-        """Pass and judgement as one launch; None where the target cannot, or the draft is a tree."""
+    def _taken(self, num_tokens: int) -> list[Tensor]:
+        """The tapped states of the pass just made, over so many tokens, where a drafter reads them."""
+        return [] if self._states is None else [self._target.take_states()[-num_tokens:]]
+
+    def _repeated(self, draft: Draft) -> tuple[Tensor, ...] | None:
+        """Pass and judgement as one launch, and states where they are read; None where that cannot be."""
         if self._repeater is None or draft.parents is not None:
             return None
         last = torch.tensor(self._committed[-1:])
-        key = ("verify", self._sampling, self._simulated_acceptance, draft.wants_predictions)
+        taps = taps_of(self._drafter)
+        key = ("verify", self._sampling, self._simulated_acceptance, draft.wants_predictions, taps)
 
-        def verify_all(last: Tensor, token_ids: Tensor, probs: Tensor | None = None) -> tuple[Tensor]:
+        def verify_all(last: Tensor, token_ids: Tensor, probs: Tensor | None = None) -> tuple[Tensor, ...]:
             block = torch.cat([last, token_ids])
             logits = self._target.forward(block, num_logits=len(block))
             given = replace(draft, token_ids=token_ids, probs=probs)
-            return (_judge(logits, given, self._sampling, None, self._generator, self._simulated_acceptance),)
+            packed = _judge(logits, given, self._sampling, None, self._generator, self._simulated_acceptance)
+            return (packed, *self._taken(len(block)))
 
         inputs = (last, draft.token_ids) if draft.probs is None else (last, draft.token_ids, draft.probs)
-        repeated = self._repeater.repeat(key, verify_all, inputs, len(draft.token_ids) + 1, self._generator)
-        return None if repeated is None else repeated[0]
+        return self._repeater.repeat(key, verify_all, inputs, len(draft.token_ids) + 1, self._generator)
 
     def _prefix(self, draft: Draft) -> Tensor | None:
         if self._sampling.repetition_penalty == 1.0:
@@ -303,8 +320,8 @@ def _unpack(packed: Tensor, draft: Draft, most: int) -> _Judged:
     values: list[float] = packed.tolist()
     if not all(map(math.isfinite, values)):
         raise SpecdecError(
-            "the models' logits are not numbers: use --dtype float32 (float16 overflows in some models), or "
-            "download the weights again"
+            "the models' logits are not numbers: in float16, which overflows in some models, use --dtype float32; else "
+            "the weights are damaged: download them again"
         )
     num_drafted = len(draft.token_ids)
     rest = iter(values[1:])

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Which of a model's hidden states somebody wants, of every token.
+
+    Attributes:
+        boundary: 0 are the embeddings, i the output of decoder layer i - 1, the number of layers that of the last.
+        normed: of the last layer's output, what the final norm makes of it.
+    """
+
+    boundary: int
+    normed: bool = False
 
 
 class ChainModel(Protocol):
@@ -58,6 +72,18 @@ class CachedModel(ChainModel, Protocol):
         Positions may change with the length of the text: a longer block would cost passes over all of it. What of a
         tree lies deeper is read, and must not be accepted.
         """
+        ...
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """From now on keep these hidden states of every pass of `forward` and `forward_tree`, and no others.
+
+        Raises:
+            IncompatiblePairError: the model does not give them.
+        """
+        ...
+
+    def take_states(self) -> Tensor:
+        """[n, width], the tapped states of all tokens that were read since this was last asked, side by side."""
         ...
 
     def require_trees(self, asked_by: str) -> None:

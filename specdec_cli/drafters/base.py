@@ -13,8 +13,26 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec_cli.decoding.model import CachedModel, ChainModel
+from specdec_cli.decoding.model import CachedModel, ChainModel, Tap
 from specdec_cli.settings import SamplingSettings
+
+
+class States:
+    """The target's hidden states of committed tokens, in their order, until the drafter that reads them is asked."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def add(self, rows: Tensor) -> None:
+        """[n, width], of the tokens behind those before."""
+        self._rows.append(rows)
+
+    def take(self) -> Tensor | None:
+        """[n, width] of all tokens that entered the target's cache since this was last asked; None where none did."""
+        rows, self._rows = self._rows, []
+        if len(rows) < 2:
+            return rows[0] if rows else None
+        return torch.cat(rows)
 
 
 @dataclass(frozen=True)
@@ -24,10 +42,12 @@ class Context:
     Attributes:
         token_ids: every committed id, prompt included; the last one is in no cache yet.
         limit: how many tokens one of several sources, by its name, may draft; None: as many as are asked for.
+        states: what the drafter's taps give of the target, of all committed tokens but the last; None without taps.
     """
 
     token_ids: Sequence[int]
     limit: Callable[[str], int] | None = None
+    states: States | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,10 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """A source of guesses."""
+    """A source of guesses.
+
+    One that reads the target's hidden states names them in an attribute `taps` (see `taps_of`).
+    """
 
     @property
     def device(self) -> torch.device:
@@ -96,6 +119,12 @@ class Drafter(Protocol):
                 behind each drafted one.
         """
         ...
+
+
+def taps_of(drafter: Drafter) -> tuple[Tap, ...]:
+    """Which of the target's hidden states a drafter reads; none, and at no cost, where it does not say."""
+    taps: tuple[Tap, ...] = getattr(drafter, "taps", ())
+    return taps
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from specdec_cli.drafters.base import Context, Draft, Drafter
+from specdec_cli.drafters.base import Context, Draft, Drafter, taps_of
 
 
 class Composition:
@@ -23,6 +23,10 @@ class Composition:
         devices = {part.device for _, part in parts}
         if len(devices) != 1:
             raise ValueError(f"the parts of a composition draft on one device, not on {len(devices)}")
+        wanted = [taps_of(part) for _, part in parts if taps_of(part)]
+        if len(wanted) > 1:
+            raise ValueError("one part of a composition reads hidden states, not several")
+        self.taps = wanted[0] if wanted else ()
         (self.device,) = devices
         self._parts = tuple(parts)
         self._asked: list[Drafter] = []

@@ -295,6 +295,10 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--temperature", "1e-50"], "--temperature must be 0 (greedy), or between 1e-6 and 1e6, not 1e-50"),
     (["--temperature", "hot"], "'--temperature'"),
     (["--top-p", "0"], "--top-p must be above 0 and at most 1"),
+    (["--top-p", ".9"], "--top-p is for sampling, and at temperature 0 the most likely token is taken"),
+    (["--top-k", "5"], "--top-k is for sampling"),
+    (["--min-p", ".1"], "--min-p is for sampling"),
+    (["--raw", "--system", "x"], "--system needs the chat template that --raw leaves out"),
     (["--top-p", "1.1"], "--top-p must be above 0 and at most 1 (keep all), not 1.1"),
     (["--top-p", "nan"], "--top-p must be"),
     (["--top-k", "-1"], "--top-k must be 0 (keep all) or above, not -1"),
@@ -330,7 +334,7 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["another prompt"], "another prompt"),
     (["--prompts", "somewhere.txt"], "a prompt and --prompts are given both"),
     (["--system", "Be brief."], "a system message needs a chat template, and the target has no chat template"),
-    (["--system", "Be brief.", "--raw"], "a system message needs a chat template, and --raw is given"),
+    (["--system", "Be brief.", "--raw"], "--system needs the chat template that --raw leaves out"),
 ]
 
 

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import CachedModel, Tap
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
@@ -72,7 +72,7 @@ class BagModel:
 
     A stale or a missing cache entry changes them by whole units, so that a fault in the loop's bookkeeping shows in
     the distribution. It costs microseconds, which lets tests draw tens of thousands of samples through the real loop.
-    It reads trees too.
+    It reads trees too. Tapped, it gives the logits behind each token as that token's state.
     """
 
     device = torch.device("cpu")
@@ -84,6 +84,8 @@ class BagModel:
         self.max_length = max_length
         self._weights = torch.randn(vocab_size, vocab_size, generator=generator) * spread
         self._ids: list[int] = []
+        self._taps: tuple[Tap, ...] = ()
+        self._states: list[Tensor] = []
 
     @property
     def length(self) -> int:
@@ -95,8 +97,20 @@ class BagModel:
     def forward(self, token_ids: Tensor, num_logits: int) -> Tensor:
         self._ids += token_ids.tolist()
         assert len(self._ids) <= self.max_length, "the loop ran past the context"
+        if self._taps:
+            ends = range(len(self._ids) - len(token_ids) + 1, len(self._ids) + 1)
+            self._states += [self.logits(self._ids[:end]) for end in ends]
         ends = range(len(self._ids) - num_logits + 1, len(self._ids) + 1)
         return torch.stack([self.logits(self._ids[:end]) for end in ends])
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        self._taps = tuple(taps)
+        self._states = []
+
+    def take_states(self) -> Tensor:
+        assert self._taps, "nothing was tapped"
+        states, self._states = torch.stack(self._states), []
+        return states
 
     def roll_back(self, num_tokens: int) -> None:
         assert 0 <= num_tokens <= len(self._ids)
@@ -112,7 +126,10 @@ class BagModel:
             paths.append([*paths[parent + 1], token])
         assert max(map(len, paths)) <= self.max_length, "a branch ran past the context"
         self._ids += ids
-        return torch.stack([self.logits(path) for path in paths])
+        logits = torch.stack([self.logits(path) for path in paths])
+        if self._taps:
+            self._states += [*logits]
+        return logits
 
     def keep_path(self, num_tokens: int, path: Sequence[int]) -> None:
         block = self._ids[len(self._ids) - num_tokens :]

@@ -54,6 +54,20 @@ class SamplingOptions:
         """At one of the subcommand's temperatures."""
         return SamplingSettings(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
+    def require_use(self, temperatures: Sequence[float]) -> None:
+        """Refuse what changes nothing where nothing is sampled.
+
+        Raises:
+            UsageError: there is something, and all temperatures are 0.
+        """
+        if not any(temperatures):
+            refuse_given(
+                self,
+                ("top_k", "top_p", "min_p"),
+                "is for sampling, and at temperature 0 the most likely token is taken: raise --temperature, or leave "
+                "it out",
+            )
+
 
 def seed_or_new(seed: int | None) -> int:
     """The seed that was asked for, else a new one."""
@@ -152,6 +166,10 @@ class ConversationOptions(TemplateOptions):
         str | None, option("--system", callback=in_utf8, help="System message of every conversation.")
     ] = None
     raw: Annotated[bool, flag("--raw", help="Send prompts as they are, without the chat template.")] = False
+
+    def __post_init__(self) -> None:
+        if self.raw and self.system is not None:
+            raise UsageError("--system needs the chat template that --raw leaves out: leave one of them out")
 
     def settings(self) -> ConversationSettings:
         """All of it."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from specdec_cli.errors import IncompatiblePairError, UsageError
 from specdec_cli.runtime.caches.buffered import buffered_cache
+from specdec_cli.runtime.models.hidden_states import name_of_layers
 from specdec_cli.runtime.models.transformers_model import TransformersModel
 
 REMEDY = "leave --draft early-exit out"
@@ -110,11 +111,10 @@ class EarlyExitModel:
 
 def _first_layers(model: nn.Module, num_layers: int, out_of: int) -> nn.Module:
     """A copy of a causal language model, sharing all weights, without its later layers."""
-    lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == out_of]
-    lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if len(lists) != 1:
-        raise _unfit(model, f"{len(lists)} lists of {out_of} modules might be its layers")
-    *parents, last = lists[0].split(".")
+    try:
+        *parents, last = name_of_layers(model, out_of).split(".")
+    except LookupError as error:
+        raise _unfit(model, str(error)) from error
     made = at = _shallow(model)
     for name in parents:
         at._modules[name] = at = _shallow(at.get_submodule(name))

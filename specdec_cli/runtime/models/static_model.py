@@ -70,7 +70,13 @@ class StaticModel(TransformersModel):
         """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
         if self.static is not None:
             return self._static_forward(self.static, token_ids, num_logits)
-        if self._compiled is not None and self.length > 0 and len(token_ids) <= COMPILED_TOKENS:
+        # Compiled code does not see hooks that come later, so a pass whose hidden states are read is made without it.
+        if (
+            self._compiled is not None
+            and self._states is None
+            and self.length > 0
+            and len(token_ids) <= COMPILED_TOKENS
+        ):
             logits = self._static_forward(self._next_pass(len(token_ids)), token_ids, num_logits)
             self.advance(len(token_ids))
             return logits
@@ -122,8 +128,9 @@ class StaticModel(TransformersModel):
         return self.static_pass(torch.full((1,), self.length, device=self.device), num_tokens)
 
     def _static_forward(self, static: StaticPass, token_ids: Tensor, num_logits: int) -> Tensor:
-        model = self._model if self._compiled is None else self._compiled
-        return self.logits_of(model, static.cache, token_ids, num_logits, **static.next(len(token_ids)))
+        model = self._model if self._compiled is None or self._states is not None else self._compiled
+        with self._watch(len(token_ids)):
+            return self.logits_of(model, static.cache, token_ids, num_logits, **static.next(len(token_ids)))
 
     @torch.inference_mode()
     def _agrees(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from specdec_cli.decoding.model import Tap
 from specdec_cli.errors import IncompatiblePairError
 from specdec_cli.runtime.caches.buffered import buffered_cache
 from specdec_cli.runtime.caches.trees import tree_inputs
 from specdec_cli.runtime.layers.cut_head import CutHead
+from specdec_cli.runtime.models.hidden_states import HiddenStates
 from specdec_cli.runtime.models.positions import UNLIMITED, max_length
 from specdec_cli.runtime.models.tree_trial import why_no_trees
 
@@ -47,6 +50,7 @@ class TransformersModel:
         self._num_rows = int(model.get_input_embeddings().weight.shape[0])
         config = model.config.get_text_config(decoder=True)
         self.max_length = max_length(config, role) or UNLIMITED
+        self._states: HiddenStates | None = None
         self._blocked: Tensor | None = None
         if blocked_ids is not None and len(blocked_ids):
             self._blocked = blocked_ids.to(self.device)
@@ -82,6 +86,8 @@ class TransformersModel:
         self._start_cache()
         if self._cut_head is not None:
             self._cut_head.forget_prompt()
+        if self._states is not None:
+            self._states.forget()
         self.length = 0
 
     def prepare_for(self, length: int) -> None:
@@ -98,16 +104,40 @@ class TransformersModel:
         """Append [n] ids to the cache; [num_logits, vocab_size] float32 logits after the last of them."""
         if self._cut_head is not None and self.length == 0:
             self._cut_head.read_prompt(token_ids)
-        logits = self.logits_of(self._model, self._cache, token_ids, num_logits)
+        with self._watch(len(token_ids)):
+            logits = self.logits_of(self._model, self._cache, token_ids, num_logits)
         self.length += token_ids.shape[0]
         return logits
 
     def forward_tree(self, token_ids: Tensor, parents: Tensor) -> Tensor:
         """Append a token and a tree behind it; [num_tree_tokens + 1, vocab_size] float32 logits after each of them."""
         inputs = tree_inputs(self._model, parents, self.length)
-        logits = self.logits_of(self._model, self._cache, token_ids, len(token_ids), **inputs)
+        with self._watch(len(token_ids)):
+            logits = self.logits_of(self._model, self._cache, token_ids, len(token_ids), **inputs)
         self.length += token_ids.shape[0]
         return logits
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        """From now on keep these hidden states of every pass of `forward` and `forward_tree`, and no others."""
+        if tuple(taps) == self.taps:
+            return
+        if self._states is not None:
+            self._states.remove()
+        self._states = HiddenStates(self._model, taps) if taps else None
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Which hidden states are kept; none mostly."""
+        return () if self._states is None else self._states.taps
+
+    def take_states(self) -> Tensor:
+        """[n, width], the tapped states of all tokens that were read since this was last asked, side by side."""
+        if self._states is None:
+            raise ValueError("nothing was tapped")
+        return self._states.take()
+
+    def _watch(self, num_tokens: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._states is None else self._states.watch(num_tokens)
 
     def logits_of(self, model: Any, cache: Any, token_ids: Tensor, num_logits: int, **inputs: Tensor) -> Tensor:
         """One pass of this model, or of a part of it, over some cache, as `forward` returns it."""

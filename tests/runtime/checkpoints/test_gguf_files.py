@@ -151,6 +151,13 @@ def test_the_part_that_is_damaged_is_named(model: PreTrainedModel, tmp_path: Pat
     assert "m-00001-of-00003.gguf cannot be read (part m-00002-of-00003.gguf: it ends within " in line(paths[0])
 
 
+@pytest.mark.parametrize("size", [10, 100, 300, 2000])
+def test_a_header_that_is_cut_off(size: int, model: PreTrainedModel, tmp_path: Path) -> None:
+    path = whole(tmp_path / "m.gguf", model)
+    path.write_bytes(path.read_bytes()[:size])
+    assert line(path).startswith("--target m.gguf cannot be read (it ends within its header): download it again")
+
+
 def test_a_format_of_the_future(model: PreTrainedModel, tmp_path: Path) -> None:
     path = whole(tmp_path / "m.gguf", model)
     content = path.read_bytes()

@@ -195,18 +195,23 @@ def _read(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
 
     blob = np.memmap(path, mode="r", dtype=np.uint8)
     cursor = Cursor(memoryview(blob))  # type: ignore[arg-type]  # numpy implements the buffer protocol
+    if len(blob) < struct.calcsize("<4sIQQ"):
+        raise ValueError("it ends within its header")
     magic, version, num_tensors, num_values = cursor.numbers("4sIQQ")
     if magic != b"GGUF" or version not in VERSIONS:
         raise ValueError(f"it is not a GGUF file of version {' or '.join(map(str, VERSIONS))}")
     metadata = {}
-    for _ in range(num_values):
-        key, (code,) = cursor.text(), cursor.numbers("I")
-        metadata[key] = cursor.value(code)
     table = []
-    for _ in range(num_tensors):
-        name, (num_dims,) = cursor.text(), cursor.numbers("I")
-        shape = tuple(reversed(cursor.numbers(f"{num_dims}Q")))
-        table.append((name, shape, *cursor.numbers("IQ")))
+    try:
+        for _ in range(num_values):
+            key, (code,) = cursor.text(), cursor.numbers("I")
+            metadata[key] = cursor.value(code)
+        for _ in range(num_tensors):
+            name, (num_dims,) = cursor.text(), cursor.numbers("I")
+            shape = tuple(reversed(cursor.numbers(f"{num_dims}Q")))
+            table.append((name, shape, *cursor.numbers("IQ")))
+    except struct.error as error:
+        raise ValueError("it ends within its header") from error
     alignment = metadata.get("general.alignment") or DEFAULT_ALIGNMENT
     start = -(-cursor.position // alignment) * alignment
     tensors, ends = [], {}
