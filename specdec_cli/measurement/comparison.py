@@ -89,10 +89,10 @@ def _row(a: Document, ours: Mapping[str, Any], b: Document, theirs: Mapping[str,
 def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_point(result),
-        "speedup": result["speedup"],
+        "speedup": float(result["speedup"]),  # which a file that was edited may not hold
         "speedup_ci": result["speedup_ci"],
-        "tokens_per_s": result["speculative_tokens_per_s"],
-        "plain_tokens_per_s": result["baseline_tokens_per_s"],
+        "tokens_per_s": float(result["speculative_tokens_per_s"]),
+        "plain_tokens_per_s": float(result["baseline_tokens_per_s"]),
         "alpha": result["acceptance"]["alpha"],
         "prompts": result["prompts"],
         "measurable": result.get("measurable", True),

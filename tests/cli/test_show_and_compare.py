@@ -188,6 +188,25 @@ def test_what_is_no_result_is_refused(specdec: Specdec, saved: Path, tmp_path: P
     assert str(path) in message
 
 
+@pytest.mark.parametrize("value", [None, "x", [1]])
+@pytest.mark.parametrize("key", ["speedup", "cost", "samples", "acceptance", "speculative_tokens_per_s"])
+def test_a_result_that_was_edited_is_told(
+    specdec: Specdec, saved: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    """Or shown: a cost of null is what a result without drafts has. Never a traceback, and nothing half shown."""
+    document = json.loads((saved / "bench.json").read_text())
+    for result in document["results"]:
+        result[key] = value
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    for command in (("show",), ("compare", saved / "bench.json")):
+        code, out, err = specdec(*command, tmp_path / "b.json")
+        assert code in (0, 2)
+        if code:
+            assert out == ""
+            assert "but not a whole one" in err
+            assert len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", ["predict.json", "pair-check.json", "trace.jsonl", "generate.json", "compare.json"])
 def test_other_kinds_are_not_compared(specdec: Specdec, saved: Path, name: str) -> None:
     message = refused(specdec("compare", saved / "bench.json", saved / name))
