@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from specdec_cli.errors import SpecdecError
+from specdec_cli.errors import IncompatiblePairError, SpecdecError
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def output(weights: Weights, parts: TargetParts, num_rows: int, width: int, name
         name: of the head, for messages.
 
     Raises:
-        SpecdecError: a reduced vocabulary without its ids, or ids that the target has not.
+        SpecdecError: a reduced vocabulary without its ids.
+        IncompatiblePairError: ids that the target has not.
     """
     if "lm_head.weight" not in weights:
         if width != parts.config.hidden_size:
@@ -190,7 +191,7 @@ def output(weights: Weights, parts: TargetParts, num_rows: int, width: int, name
     offsets = weights.raw("d2t", rows).long()
     ids = torch.arange(rows) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= num_rows or len(ids.unique()) != rows:
-        raise SpecdecError(
+        raise IncompatiblePairError(
             f"{name}: its d2t makes ids from {int(ids.min()):,} to {int(ids.max()):,} of its {rows:,} tokens, "
             f"{len(ids.unique()):,} different ones, and the target has {num_rows:,}: the head belongs to another target"
         )
