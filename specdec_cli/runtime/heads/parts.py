@@ -173,7 +173,8 @@ def output(weights: Weights, parts: TargetParts, num_rows: int, width: int, name
         name: of the head, for messages.
 
     Raises:
-        SpecdecError: a reduced vocabulary without its ids, or ids that the target has not.
+        SpecdecError: a reduced vocabulary without its ids.
+        IncompatiblePairError: ids that the target has not.
     """
     if "lm_head.weight" not in weights:
         if width != parts.config.hidden_size:

