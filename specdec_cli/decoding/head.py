@@ -27,6 +27,17 @@ class TrainedHead(Protocol):
         ...
 
 
+class MedusaHeads(TrainedHead, Protocol):
+    """Heads that guess each place alone. Implemented by `specdec_cli.runtime.heads.medusa`."""
+
+    def guesses(self, state: Tensor) -> Tensor:
+        """[1, width], the target's state of the last token but one, to [heads, vocab_size] float32 logits.
+
+        Row i is of the token i places behind the last one.
+        """
+        ...
+
+
 class RecurrentHead(TrainedHead, Protocol):
     """One that goes on with its own states. Implemented by `specdec_cli.runtime.heads.recurrent`.
 

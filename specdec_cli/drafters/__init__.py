@@ -15,6 +15,7 @@ MODULES = {
     "none": "specdec_cli.drafters.plain",
     "model": "specdec_cli.drafters.draft_model",
     "recurrent-head": "specdec_cli.drafters.recurrent_head",
+    "medusa-head": "specdec_cli.drafters.medusa_head",
     "ngram": "specdec_cli.drafters.ngram",
     "suffix": "specdec_cli.drafters.suffix",
     "early-exit": "specdec_cli.drafters.early_exit",

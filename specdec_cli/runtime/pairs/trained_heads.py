@@ -21,6 +21,7 @@ from specdec_cli.runtime.devices import choose_device, out_of_memory
 from specdec_cli.runtime.heads.eagle import Eagle
 from specdec_cli.runtime.heads.eagle3 import Eagle3
 from specdec_cli.runtime.heads.kinds import Head, detect
+from specdec_cli.runtime.heads.medusa import Medusa
 from specdec_cli.runtime.heads.parts import TargetParts
 from specdec_cli.runtime.layers.packed import pack
 from specdec_cli.runtime.layers.quantize import quantize
@@ -30,7 +31,7 @@ from specdec_cli.runtime.pairs.vocabularies import VocabularyComparison
 from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What makes a network of a head, by its kind.
-NETWORKS: dict[str, Callable[[Head, TargetParts], Any]] = {"eagle": Eagle, "eagle3": Eagle3}
+NETWORKS: dict[str, Callable[[Head, TargetParts], Any]] = {"eagle": Eagle, "eagle3": Eagle3, "medusa": Medusa}
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ def _cut(network: Any, settings: ModelSettings, checkpoint: Checkpoint, head: He
     """
     if settings.vocab in (WHOLE_VOCAB, AUTO):  # published heads of large vocabularies have cut theirs already
         return
+    if head.kind == "medusa":
+        raise UsageError(f"--draft-vocab: {head.files.place.name} has an output layer for each place: leave it out")
     output = network.output
     if output.is_reduced or not is_plain(output.head):
         why = "speaks a vocabulary of its own" if output.is_reduced else "has an output layer that cannot be cut"
