@@ -43,6 +43,23 @@ def read_runs(path: Path, settings: dict[str, Any], environment: dict[str, Any])
         raise UsageError(
             f"--resume {path} was measured with another {', '.join(changed)}: repeat that command, or name a new file"
         )
+    return _runs(records)
+
+
+def runs_in(path: Path) -> list[dict[str, Any]]:
+    """The same whatever session they are of, for a plan; see `read_runs`."""
+    return _runs(_records(path))
+
+
+def has_torn_line(path: Path) -> bool:
+    """Whether the process that wrote the file was ended within a line."""
+    if not path.is_file():
+        return False
+    content = path.read_bytes()
+    return _end(content) < len(content)
+
+
+def _runs(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     runs = [record for record in records if record["kind"] == "run"]
     return [{key: value for key, value in run.items() if key != "kind"} for run in runs]
 

@@ -764,11 +764,13 @@ def test_a_dry_run_shows_the_plan_and_measures_nothing(
     assert (code, err) == (0, "")
     assert watch.calls == []
     draft = options[3]
-    assert out.splitlines()[:2] == [
-        f"temperature {t}: plain decoding against {draft} K 1, {draft} K 3" for t in ("0", "0.5")
-    ]
-    # A round is three ticks, a prefill one: 9 runs at each temperature.
-    assert re.fullmatch(r"3 answers of 10 tokens each, 18 runs: about (\d+ s|\d+ min)", out.splitlines()[2])
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == [f"load target {options[1]}", f"load draft {draft}"]
+    assert lines[2:4] == [f"temperature {t}: plain decoding against {draft} K 1, {draft} K 3" for t in ("0", "0.5")]
+    assert lines[4:] == [
+        "3 prompts, 3 answers of 10 tokens each, 18 runs", "4 rows of results, 180 tokens still to generate at most",
+    ]  # fmt: skip
+    assert watch.warm == []
     assert not any(path.exists() for path in files)
 
 
@@ -777,8 +779,19 @@ def test_a_dry_run_knows_what_is_there_already(specdec: Specdec, kept: Kept) -> 
     before = kept.path.read_bytes()
     code, out, _ = specdec(*kept.command, "--dry-run")
     assert code == 0
-    assert f"9 runs, 3 of them in {kept.path} already: about " in out
+    assert f"9 runs, 3 of them in {kept.path} already" in out
+    assert "36 tokens still to generate at most" in out
     assert kept.path.read_bytes() == before
+
+
+def test_a_resumed_session_says_what_it_leaves_out_and_why(specdec: Specdec, kept: Kept) -> None:
+    kept.path.write_bytes(b"".join(kept.lines[:6]) + kept.lines[6][:20])  # a block of three runs, two of the next
+    _, _, err = specdec(*[word for word in kept.command if word != "--quiet"])
+    assert f"2 runs of {kept.path} not used: their answers were not finished by every draft and K" in err
+    assert f"the last line of {kept.path} was cut off while it was written: dropped" in err
+    _, _, err = specdec(*[word for word in kept.command if word != "--quiet"], "--limit", "1")
+    assert f"6 runs of {kept.path} not used: --limit leaves out their prompts now (1 are used)" in err
+    assert "cut off" not in err
 
 
 # ------------------------------------------------------------------------------------- slower than asked

@@ -227,5 +227,5 @@ def test_help_shows_everyday_options_in_the_first_screen(
     assert advanced <= 40
     first = "\n".join(lines[:advanced])
     assert all(option in first for option in ("--target", "--draft ", "--format", "--output", "--verbose"))
-    assert "--trust-remote-code" not in first
-    assert "--trust-remote-code" in out
+    assert "--draft-vocab" not in first
+    assert "--draft-vocab" in out

@@ -526,7 +526,7 @@ def test_the_targets_own_layers_are_measured(
     assert all(0 <= a["overlap"] <= 1 and a["judged"] > 0 for a in measured["acceptance"])
     assert len(measured["predicted"][0]["speedups"]) == 16
     assert measured["sentence"]
-    code, out, _ = specdec(*options, "--quiet")
+    code, out, _ = specdec(*options, "--quiet", "--verbose")
     assert code == 0
     assert "the first 2 of 4 draft" in out
     assert max(map(len, out.splitlines())) <= 80

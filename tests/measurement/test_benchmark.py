@@ -34,7 +34,6 @@ from specdec_cli.measurement.benchmark import (
     Contest,
     Session,
     benchmark,
-    estimate_s,
     in_turn,
     warm_up,
     whole_blocks,
@@ -486,18 +485,6 @@ def test_warm_up_runs_every_arm_once_on_few_tokens() -> None:
     warm_up(contest, Dialogue(), max_new_tokens=3)
     assert calls[-1][2] == 3
     assert len(warm) == 4
-
-
-def test_the_estimate_is_what_a_steady_machine_takes() -> None:
-    clock, target, draft = plain_twin()
-    contests = {0.0: contest_of(target, {"d": draft}, [1, 2, 3, 4, 5], GREEDY, clock)}
-    warm = {0.0: warm_up(contests[0.0], Dialogue(), 40)}
-    expected = estimate_s(contests, warm, cases=7, tokens=40)
-    before = clock.now
-    session = measured(contests, [Dialogue()] * 7, target)
-    controls = sum(run.prefill_s + run.decode_s for run in session.controls)
-    # 16 tokens are no whole number of rounds at every K.
-    assert expected == pytest.approx(clock.now - before - controls, rel=0.1)
 
 
 def test_a_peer_is_timed_as_a_whole() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from specdec_cli.commands.bench.document import document_of, head_of
+from specdec_cli.commands.bench.dry import tell_plan
 from specdec_cli.commands.bench.exporting import check_export, tell_export
 from specdec_cli.commands.bench.lines import Lines, known_runs
 from specdec_cli.commands.bench.measuring import measure, warm_up
 from specdec_cli.commands.bench.plan import make_plan
 from specdec_cli.commands.bench.request import BenchRequest
-from specdec_cli.commands.bench.telling import plot, tell, tell_plan
+from specdec_cli.commands.bench.telling import plot, tell
 from specdec_cli.errors import InterruptedByUser
 from specdec_cli.measurement.benchmark import Session
 from specdec_cli.measurement.outcome import exit_code
@@ -27,6 +28,8 @@ __all__ = ["BenchRequest", "run"]
 def run(request: BenchRequest) -> int:
     """Measure, show, save; the exit code."""
     aside = Aside(request.quiet)
+    if request.dry_run:
+        return tell_plan(request, aside)
     pairs = load_pairs(request.target, [model for _, model in request.drafts], aside)
     require_heads(pairs, request.settings.draft_tree)
     aside.notes(note for pair in pairs for note in pair.notes)
@@ -34,17 +37,13 @@ def run(request: BenchRequest) -> int:
 
     plan = make_plan(request, pairs, aside)
     head = head_of(plan)
-    session = Session(known_runs(request, head, plan.contests))
+    session = Session(known_runs(request, head, plan.contests, aside))
     if session.runs:
         aside(f"{len(session.runs)} runs are in {request.resume} already")
 
     with ExitStack() as files:
         with aside.progress() as progress:
-            warm = warm_up(plan, progress)
-            if request.dry_run:
-                progress.stop()
-                tell_plan(plan, warm, len(session.runs))
-                return 0
+            warm_up(plan, progress)
             lines = Lines(request, files, head, session.runs)
             others = measure(plan, session, lines, progress, aside)
         if not session.runs:

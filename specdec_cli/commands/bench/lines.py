@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any
@@ -11,15 +11,19 @@ from specdec_cli.commands.bench.request import BenchRequest
 from specdec_cli.errors import UsageError
 from specdec_cli.measurement.benchmark import Contest, whole_blocks
 from specdec_cli.measurement.runs import Run
+from specdec_cli.quantities import counted
 from specdec_cli.reports.export import document
-from specdec_cli.reports.runs_file import RunsFile, keep_runs, read_runs
+from specdec_cli.reports.runs_file import RunsFile, has_torn_line, keep_runs, read_runs
 
 
-def known_runs(request: BenchRequest, head: dict[str, Any], contests: Mapping[float, Contest]) -> list[Run]:
+def known_runs(
+    request: BenchRequest, head: dict[str, Any], contests: Mapping[float, Contest], report: Callable[[str], None]
+) -> list[Run]:
     """What the file of --resume holds of this request; a lower --limit leaves some of it out.
 
     Args:
         head: environment and settings of this session.
+        report: told in a line each what is left out, and why.
 
     Raises:
         UsageError: the file is of another session, or of another version.
@@ -32,7 +36,21 @@ def known_runs(request: BenchRequest, head: dict[str, Any], contests: Mapping[fl
         raise UsageError(
             f"--resume {request.resume} was written by another version of specdec: name a new file"
         ) from error
-    return [run for run in whole_blocks(runs, contests) if run.prompt <= len(request.prompts)]
+    whole = whole_blocks(runs, contests)
+    finished = {run.block for run in whole}
+    kept = [run for run in whole if run.prompt <= len(request.prompts)]
+    torn = sum(run.block not in finished for run in runs)
+    again = len(runs) - torn - len(whole)
+    for number, why in (
+        (torn, "their answers were not finished by every draft and K, and are measured anew"),
+        (again, "those answers were disturbed, and measured once more"),
+        (len(whole) - len(kept), f"--limit leaves out their prompts now ({len(request.prompts)} are used)"),
+    ):
+        if number:
+            report(f"{counted(number, 'run')} of {request.resume} not used: {why}")
+    if has_torn_line(request.resume):
+        report(f"the last line of {request.resume} was cut off while it was written: dropped")
+    return kept
 
 
 class Lines:
