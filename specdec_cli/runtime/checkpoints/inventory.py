@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import UsageError
+from specdec_cli.runtime.checkpoints.head_marks import is_marked
 from specdec_cli.runtime.checkpoints.locate import EMBEDDED
 from specdec_cli.runtime.checkpoints.split_sets import one_of_each_set, parts_of
 
-SAFETENSORS, PICKLED, GGUF = "safetensors", "pytorch", "gguf"
+SAFETENSORS, PICKLED, GGUF, HEAD = "safetensors", "pytorch", "gguf", "head"
 DEPTH = 4  # of folders within a folder that was given
 SMALLER = 0.5  # a draft's share of its target's bytes, at most
 # How llama.cpp calls the formats of whole files (`general.file_type`), those that are met often.
@@ -35,7 +36,7 @@ class Model:
 
     Attributes:
         name: as -t and -d take it.
-        kind: safetensors, pytorch or gguf.
+        kind: safetensors, pytorch or gguf; head of a trained head, whose tokens are its target's.
         bytes: of its weights' files.
         architecture: as its configuration, or GGUF metadata, name it; empty where they do not.
         stored: number type or format of the weights; empty where it is not told.
@@ -160,7 +161,10 @@ def _folder(name: str, folder: Path) -> Model | None:
     """A folder of a configuration and weights; None where it has no weights."""
     if not (folder / "config.json").is_file():
         return None
-    weights = {SAFETENSORS: [*folder.glob("*.safetensors")], PICKLED: [*folder.glob("pytorch_model*.bin")]}
+    weights = {
+        SAFETENSORS: [*folder.glob("*.safetensors")],
+        PICKLED: [*folder.glob("pytorch_model*.bin"), *folder.glob("medusa_lm_head.pt")],
+    }
     kind, files = next(((kind, files) for kind, files in weights.items() if files), ("", []))
     if not files:
         return None
@@ -170,7 +174,7 @@ def _folder(name: str, folder: Path) -> Model | None:
     wanted = {file for index in indices for file in _json(index).get("weight_map", {}).values()}
     return Model(
         name=name,
-        kind=kind,
+        kind=HEAD if is_marked(config) else kind,
         bytes=sum(file.stat().st_size for file in files),
         architecture=str(config.get("model_type", "")),
         stored=str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or ""),

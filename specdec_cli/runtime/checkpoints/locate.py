@@ -12,7 +12,7 @@ from specdec_cli.runtime.checkpoints.split_sets import one_of_each_set
 from specdec_cli.settings import ModelSettings
 
 # The pair that ships inside the package.
-EMBEDDED = {f"demo:{role}": Path(__file__).parents[2] / "demo" / role for role in ("target", "draft")}
+EMBEDDED = {f"demo:{role}": Path(__file__).parents[2] / "demo" / role for role in ("target", "draft", "head")}
 
 # A GGUF file on the hub: org/repo:file.gguf, or in a folder there.
 HUB_FILE = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w.-]+):(?P<file>[^:]+\.gguf)", re.IGNORECASE)

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from specdec_cli.decoding.model import Tap
 from specdec_cli.errors import IncompatiblePairError, SpecdecError
+from specdec_cli.runtime.checkpoints.head_marks import MARKS, is_marked
 from specdec_cli.runtime.checkpoints.locate import Place
 from specdec_cli.runtime.heads.files import HeadFiles, open_files, read_config
 
@@ -31,12 +32,6 @@ NAMES = {
 }
 OF_BLOCKS = ("dflash", "dspark")
 OF_SPECULATORS = ("eagle3", "peagle", *OF_BLOCKS)
-# Keys that no model's configuration has.
-_MARKS = (
-    *("speculators_model_type", "speculators_config", "draft_vocab_size", "eagle_config", "dflash_config"),
-    *("medusa_num_heads", "medusa_num_layers", "eagle_aux_hidden_state_layer_ids"),
-)
-_ARCHITECTURES = re.compile(r"eagle|medusa|dflash|dspark", re.IGNORECASE)
 _MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight")
 # Only Medusa's and one layer's heads are read by the target's last state, after its final norm.
 _LAST_STATE = ("eagle", "medusa", "mtp")
@@ -175,9 +170,7 @@ def detect(place: Place) -> Head | None:
 
 def _may_be_head(config: Mapping[str, Any]) -> bool:
     """Whether the configuration is a head's, or may be: EAGLE's first heads say nothing but that they have a layer."""
-    architectures = " ".join(map(str, config.get("architectures") or ()))
-    marked = any(key in config for key in _MARKS) or _ARCHITECTURES.search(architectures) is not None
-    return marked or config.get("num_hidden_layers") == 1
+    return is_marked(config) or config.get("num_hidden_layers") == 1
 
 
 def _of_files(files: HeadFiles) -> Head | None:
@@ -185,7 +178,7 @@ def _of_files(files: HeadFiles) -> Head | None:
     config = _flat(files.config)
     kind = _kind(files.config, shapes)
     if kind is None:
-        if not any(key in files.config for key in _MARKS):
+        if not any(key in files.config for key in MARKS):
             return None  # a model of one layer
         raise SpecdecError(
             f"{files.place.name} is configured as a trained head, and its tensors are of no kind that specdec knows "
