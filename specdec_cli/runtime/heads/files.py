@@ -122,21 +122,18 @@ def _no_tensors(path: Path, place: Place, why: str) -> SpecdecError:
 
 
 def read_config(place: Place) -> Mapping[str, Any] | None:
-    """A folder's or hub id's config.json; None for a GGUF file, which is no head.
-
-    Raises:
-        SpecdecError: there is none, or it is no JSON object; one line with the remedy.
-    """
+    """A folder's or hub id's config.json; None where none can be read, which whoever loads a model says better."""
     if place.gguf is not None or place.hub_file is not None:
         return None
-    with one_line_errors(place):
-        path = Path(place.path) / CONFIG
-        if not Path(place.path).is_dir():
-            path = Path(hf_hub_download(place.path, CONFIG, **_hub_options(place)))
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"its {CONFIG} is no object, so it has no model_type")
-    return config
+    try:
+        with one_line_errors(place):
+            path = Path(place.path) / CONFIG
+            if not Path(place.path).is_dir():
+                path = Path(hf_hub_download(place.path, CONFIG, **_hub_options(place)))
+            config = json.loads(path.read_text(encoding="utf-8"))
+    except SpecdecError:
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def open_files(place: Place, config: Mapping[str, Any] | None = None) -> HeadFiles:
@@ -150,7 +147,8 @@ def open_files(place: Place, config: Mapping[str, Any] | None = None) -> HeadFil
         SpecdecError: they cannot be had; one line with the remedy.
     """
     config = read_config(place) if config is None else config
-    assert config is not None, "a GGUF file is no head"
+    if config is None:
+        raise SpecdecError(f"{place.name} has no {CONFIG} that can be read: download it again")
     folder = Path(place.path)
     if not folder.is_dir():
         with one_line_errors(place):

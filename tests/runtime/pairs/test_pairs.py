@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from specdec_cli.decoding import loop
 from specdec_cli.decoding.acceptance import Verdict, verify
 from specdec_cli.decoding.loop import Generation, Step
-from specdec_cli.decoding.model import CachedModel
+from specdec_cli.decoding.model import CachedModel, Tap
 from specdec_cli.decoding.sampling import logits_to_probs
 from specdec_cli.decoding.stopping import Stopping
 from specdec_cli.drafters.base import Context, Draft, Drafter
@@ -117,6 +117,9 @@ class Recorder:
     @property
     def length(self) -> int:
         return self._model.length
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        self._model.tap(taps)
 
     def reset(self) -> None:
         self._model.reset()
@@ -252,6 +255,9 @@ class Remembered:
     @property
     def length(self) -> int:
         return len(self._ids)
+
+    def tap(self, taps: Sequence[Tap]) -> None:
+        assert not taps
 
     def reset(self) -> None:
         self._ids = []
