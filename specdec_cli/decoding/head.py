@@ -38,6 +38,39 @@ class MedusaHeads(TrainedHead, Protocol):
         ...
 
 
+class BlockHead(TrainedHead, Protocol):
+    """A head that guesses a block in one pass. Implemented by `specdec_cli.runtime.heads.dflash` and its kin.
+
+    Attributes:
+        most: tokens that a block can guess.
+        conditions: whether a slot can be told what stands before it, by `conditioned`.
+    """
+
+    most: int
+    conditions: bool
+
+    @property
+    def length(self) -> int:
+        """Tokens whose states are cached."""
+        ...
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        ...
+
+    def read(self, states: Tensor, token_ids: Tensor) -> object:
+        """Append the target's states [n, width] and the tokens [n] behind them."""
+        ...
+
+    def guess(self, states: Tensor, token_ids: Tensor, number: int) -> Tensor:
+        """The same, and guess behind the last token: [number, vocab_size] float32 logits; no guess stays cached."""
+        ...
+
+    def conditioned(self, logits: Tensor, slot: int, previous: Tensor) -> Tensor:
+        """[1, vocab_size] logits of a slot of the last block behind the token [1] that stands before it."""
+        ...
+
+
 class RecurrentHead(TrainedHead, Protocol):
     """One that goes on with its own states. Implemented by `specdec_cli.runtime.heads.recurrent`.
 

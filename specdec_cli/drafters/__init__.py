@@ -16,6 +16,7 @@ MODULES = {
     "model": "specdec_cli.drafters.draft_model",
     "recurrent-head": "specdec_cli.drafters.recurrent_head",
     "medusa-head": "specdec_cli.drafters.medusa_head",
+    "block-head": "specdec_cli.drafters.block_head",
     "ngram": "specdec_cli.drafters.ngram",
     "suffix": "specdec_cli.drafters.suffix",
     "early-exit": "specdec_cli.drafters.early_exit",

@@ -52,7 +52,11 @@ class Eagle3(RecurrentHead):
         self.others = nn.ModuleList(Layer(weights, f"layers.{i}", config, i) for i in range(1, num_layers))
         self.norm = norm(weights, "norm", hidden, config)
         self._recycle_normed = bool(flags.get("norm_output"))
+        self._more(weights)
         weights.require_all_read(*SAYS_NOTHING, "embed_tokens.weight")
+
+    def _more(self, weights: Weights) -> None:
+        """What a head has beside that is built on this one."""
 
     def project(self, states: Tensor) -> Tensor:
         """The target's states [n, taps * width] as the layers take them, [n, h]."""

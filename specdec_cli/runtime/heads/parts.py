@@ -153,14 +153,16 @@ class Output(nn.Module):
         self.head = take_rows(self.head, kept_ids)
         self._ids = kept_ids
 
+    def spread(self, figures: Tensor, elsewhere: float) -> Tensor:
+        """Figures of the head's own words, [n, draft vocabulary], over the target's ids: [n, vocab_size]."""
+        if self._ids is None:
+            return figures[:, : self.vocab_size]
+        full = figures.new_full((len(figures), self.vocab_size), elsewhere)
+        return full.index_copy_(-1, self._ids, figures)
+
     def forward(self, states: Tensor) -> Tensor:
         """[n, h] to [n, vocab_size]."""
-        logits = self.head(states[None].to(self._dtype))[0].float()
-        if self._ids is not None:
-            full = logits.new_full((len(logits), self.vocab_size), -torch.inf)
-            logits = full.index_copy_(-1, self._ids, logits)
-        else:
-            logits = logits[:, : self.vocab_size]
+        logits = self.spread(self.head(states[None].to(self._dtype))[0].float(), -torch.inf)
         return logits if self._blocked is None else logits.index_fill(-1, self._blocked, -torch.inf)
 
 

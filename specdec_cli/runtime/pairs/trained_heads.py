@@ -18,11 +18,14 @@ from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import name_of
 from specdec_cli.runtime.checkpoints.reading import Report
 from specdec_cli.runtime.devices import choose_device, out_of_memory
+from specdec_cli.runtime.heads.dflash import DFlash
+from specdec_cli.runtime.heads.dspark import DSpark
 from specdec_cli.runtime.heads.eagle import Eagle
 from specdec_cli.runtime.heads.eagle3 import Eagle3
 from specdec_cli.runtime.heads.kinds import Head, detect
 from specdec_cli.runtime.heads.medusa import Medusa
 from specdec_cli.runtime.heads.parts import TargetParts
+from specdec_cli.runtime.heads.peagle import PEagle
 from specdec_cli.runtime.layers.packed import pack
 from specdec_cli.runtime.layers.quantize import quantize
 from specdec_cli.runtime.layers.quantized_linear import is_plain, take_rows
@@ -31,7 +34,14 @@ from specdec_cli.runtime.pairs.vocabularies import VocabularyComparison
 from specdec_cli.settings import AUTO, KEEP, NOT_QUANTIZED, WHOLE_VOCAB, ModelSettings
 
 # What makes a network of a head, by its kind.
-NETWORKS: dict[str, Callable[[Head, TargetParts], Any]] = {"eagle": Eagle, "eagle3": Eagle3, "medusa": Medusa}
+NETWORKS: dict[str, Callable[[Head, TargetParts], Any]] = {
+    "eagle": Eagle,
+    "eagle3": Eagle3,
+    "medusa": Medusa,
+    "peagle": PEagle,
+    "dflash": DFlash,
+    "dspark": DSpark,
+}
 
 
 @dataclass(frozen=True)
