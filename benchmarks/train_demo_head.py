@@ -224,12 +224,12 @@ def evaluate(head: Head, target: Any, texts: Tensor) -> dict[str, Any]:
             agreed[j] += same[:, begun].float().mean() * len(windows)
             unbroken = unbroken * same[:, begun]
             chain[j] += unbroken.mean() * len(windows)
-    overlap, agreed = overlap / len(texts), agreed / len(texts)
+    overlap, agreed, chain = overlap / len(texts), agreed / len(texts), chain / len(texts)
     return {
         "overlap": [round(float(x), 4) for x in overlap],
         "agreement": [round(float(x), 4) for x in agreed],
         "tokens_per_round_t1": round(1 + float(overlap.cumprod(0).sum()), 4),
-        "tokens_per_round_t0": round(1 + float(agreed.cumprod(0).sum()), 4),
+        "tokens_per_round_t0": round(1 + float(chain.sum()), 4),
     }
 
 

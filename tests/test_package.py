@@ -71,7 +71,7 @@ def test_the_demo_presets_sizes_are_the_checkpoints(demo: object) -> None:
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("specdec ge", {"generate"}), ("specdec generate -p qwen3", {"qwen3-8b", "qwen3-32b"})],
+    [("specdec ge", {"generate"}), ("specdec generate -p qwen3-3", {"qwen3-32b"})],
 )
 def test_shell_completion(line: str, offered: set[str]) -> None:
     words = {"_SPECDEC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
