@@ -222,7 +222,7 @@ def test_the_command_line_keeps_a_files_bits_unless_told_otherwise(specdec: Spec
         assert code == 0, err
         settings = json.loads(out)["settings"]
         assert (settings["target"]["quantize"], settings["draft"]["quantize"]) == (target, draft)
-        assert ("m.gguf: the file's own bits (" in err) == "keep" in (target, draft)
+        assert ("m.gguf: the file's own bits (" in err) == ("keep" in (target, draft))
 
 
 def test_auto_tries_a_files_own_bits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
