@@ -337,6 +337,7 @@ def export(args: argparse.Namespace, head: Head, state: dict[str, Any], texts: T
     args.out.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.tensors().items()}
     save_file(tensors, args.out / "model.safetensors", metadata={"format": "pt"})
+    (args.out / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner alone
     config = json.dumps(config_of(head, "demo:target"), indent=2, sort_keys=True)
     (args.out / "config.json").write_text(config + "\n", encoding="utf-8")
     figures = state["figures"]
