@@ -128,7 +128,7 @@ def test_the_shape_of_the_document(ask: Ask, target: Path, draft: Path) -> None:
         "schema", "specdec_version", "environment", "settings", "draft", "compatible", "checks", "memory", "pairs",
     ]  # fmt: skip
     (pair,) = document["pairs"]
-    assert list(pair) == ["draft", "compatible", "checks", "memory", "cost", "elsewhere", "probe"]
+    assert list(pair) == ["draft", "compatible", "checks", "memory", "cost", "elsewhere", "head", "probe"]
     assert {key: pair[key] for key in ("draft", "compatible", "checks", "memory")} == {
         key: document[key] for key in ("draft", "compatible", "checks", "memory")
     }

@@ -165,7 +165,12 @@ def detect(place: Place) -> Head | None:
             f"{place.name} is a speculators head of the kind '{declared}', which specdec does not know: choose one of "
             f"{', '.join(OF_SPECULATORS)}"
         )
-    return _of_files(open_files(place, config))
+    try:
+        return _of_files(open_files(place, config))
+    except SpecdecError:
+        if is_marked(config):
+            raise
+        return None  # what is wrong with a model of one layer is told as a model's fault
 
 
 def _may_be_head(config: Mapping[str, Any]) -> bool:
