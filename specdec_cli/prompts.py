@@ -138,6 +138,11 @@ def _from_json(line: str, where: str) -> Prompt:
         raise UsageError(f"{where} is JSON beyond what Python reads ({error}): leave it out") from error
     if not isinstance(record, dict):
         raise UsageError(f"{where} is not a JSON object with 'prompt', 'messages' or 'turns'")
+    if record.get("tools"):
+        raise UsageError(
+            f"{where} has 'tools', which specdec does not hand on: leave them out, or give them to the template as "
+            "'chat_template_kwargs', {\"tools\": [...]}"
+        )
     about: dict[str, Any] = {"category": _category(record), "template_args": _template_args(record, where)}
     if _is_text(record.get("prompt")):
         return Prompt((record["prompt"],), **about)
@@ -199,6 +204,8 @@ def _message(value: object, where: str) -> dict[str, str] | None:
     if not isinstance(value, dict) or not _is_text(value.get("role")) or "content" not in value:
         return None
     content = value["content"]
+    if value.get("tool_calls") or value.get("function_call"):
+        raise UsageError(f"{where} calls tools: specdec reads text alone, leave 'tool_calls' out")
     if content is None:
         raise UsageError(f"{where} has no text (its 'content' is null): specdec reads text, and no calls of tools")
     if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):

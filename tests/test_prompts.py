@@ -205,6 +205,24 @@ def test_content_that_is_no_text_is_told_by_line_and_message(tmp_path: Path, con
     assert "message 3" in message or told == "has no 'prompt'"
 
 
+@pytest.mark.parametrize("content", ["", "I look it up.", None])
+def test_calls_of_tools_are_not_left_out_unsaid(tmp_path: Path, content: str | None) -> None:
+    call = {"role": "assistant", "content": content, "tool_calls": [{"type": "function"}]}
+    message = refusal(write(tmp_path, json.dumps({"messages": [USER, call, USER]}), "p.jsonl"))
+    assert "line 1, message 2 calls tools" in message
+    empty = json.dumps({"messages": [USER, {**ANSWER, "tool_calls": []}, USER]})
+    assert len(read_prompts(write(tmp_path, empty, "p.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("form", [{"prompt": "one"}, {"messages": [USER]}], ids=["prompt", "messages"])
+def test_tools_of_a_record_are_not_left_out_unsaid(tmp_path: Path, form: dict[str, object]) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert "line 1 has 'tools'" in refusal(write(tmp_path, json.dumps({**form, "tools": tools}), "p.jsonl"))
+    given = json.dumps({**form, "chat_template_kwargs": {"tools": tools}, "tools": []})
+    (prompt,) = read_prompts(write(tmp_path, given, "p.jsonl"))
+    assert prompt.template_args == {"tools": tools}
+
+
 def test_variables_of_the_template_come_with_a_prompt(tmp_path: Path) -> None:
     args = {"enable_thinking": False, "date": "today"}
     path = write(

@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from running import Specdec
 
 from specdec_cli.reports.models import models_text
+from specdec_cli.runtime.checkpoints import inventory
 
 LARGE = {"num_hidden_layers": 6}
 
@@ -193,3 +194,14 @@ def test_no_model_is_loaded(folders: Path) -> None:
     loaded = set(done.stderr.split())
     assert "specdec_cli.runtime.checkpoints.inventory" in loaded
     assert loaded.isdisjoint({"torch", "transformers"})
+
+
+def test_an_embedded_model_that_is_not_there_is_no_fault(
+    specdec: Specdec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {**inventory.EMBEDDED, "demo:missing": tmp_path / "missing"}
+    monkeypatch.setattr(inventory, "EMBEDDED", missing)
+    document = listed(specdec)
+    assert document["faults"] == []
+    assert {"demo:target", "demo:draft"} <= named(document).keys()
+    assert "demo:missing" not in named(document)

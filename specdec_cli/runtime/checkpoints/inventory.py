@@ -78,7 +78,8 @@ def take_inventory(folders: Sequence[Path]) -> Inventory:
             faults.append(f"{name} cannot be read ({' '.join(str(error).split())[:120] or type(error).__name__})")
 
     for name, place in EMBEDDED.items():
-        look(name, place)
+        if place.is_dir():  # the head may not be trained yet
+            look(name, place)
     for name, snapshot in _snapshots():
         look(name, snapshot)
         for file in one_of_each_set(snapshot.rglob("*.gguf")):

@@ -127,7 +127,7 @@ def encode_chat(
     """
     args = dict(template_args or {})
     for name in args:
-        if not re.search(rf"\b{re.escape(name)}\b", _template_text(tokenizer)):
+        if not _reads(tokenizer, name):
             raise UsageError(
                 f"the target's chat template knows no '{name}': leave it out of --template-arg and chat_template_kwargs"
             )
@@ -175,6 +175,27 @@ def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """The chat template, or all of them where there are several."""
     template: Any = tokenizer.chat_template or ""
     return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
+    """Whether a chat template reads a variable of that name from outside; a word of its text or its own loop is none.
+
+    In a template that Jinja alone cannot parse, the word is taken for the variable.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    jinja = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)  # it parses, and renders nothing
+    given: Any = tokenizer.chat_template or ""
+    for template in [given] if isinstance(given, str) else map(str, given.values()):
+        try:  # {% generation %} is a tag of transformers', around what the assistant said
+            tree = jinja.parse(re.sub(r"{%[-+]?\s*(end)?generation\s*[-+]?%}", "", template))
+        except TemplateSyntaxError:
+            if re.search(rf"\b{re.escape(name)}\b", template):
+                return True
+        else:
+            if name in meta.find_undeclared_variables(tree):
+                return True
+    return False
 
 
 def _apply_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **how: Any) -> Any:

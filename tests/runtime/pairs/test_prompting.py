@@ -118,6 +118,21 @@ def test_variables_that_nothing_reads_are_refused(chat: Pair, base: Pair) -> Non
     assert "chat_template_kwargs) x is for a chat template, and --raw is given" in refusal(chat, own, raw=True)
 
 
+@pytest.mark.parametrize("name", ["m", "assistant", "role", "made", "twice"])
+def test_a_word_of_the_template_is_no_variable_of_it(tmp_path: Path, name: str) -> None:
+    """A loop's own name, a text, a key, what the template sets, and a macro: none is read from outside."""
+    pair = pair_with(
+        tmp_path,
+        "{% set made = 1 %}{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{% for m in messages %}{{ m['role'] }}"
+        "{%- generation -%}{{ m['content'] }}{%- endgeneration -%}{% if made > 1 %}{% break %}{% endif %}{% endfor %}"
+        "assistant{{ date if date is defined }}{% set own = own | default(2) %}{{ own }}",
+    )
+    assert f"knows no '{name}'" in refusal(pair, Prompt(("hi",)), template_args={name: 1})
+    plain = read_prompt(pair, Prompt(("hi",)), ConversationSettings())
+    for known in ("date", "own"):
+        assert read_prompt(pair, Prompt(("hi",)), ConversationSettings(template_args={known: "x"})) != plain
+
+
 def test_a_template_that_drops_what_is_begun_is_told(tmp_path: Path) -> None:
     pair = pair_with(tmp_path, "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}")
     assert "does not keep the assistant's last message" in refusal(pair, Prompt(("hi",), begun="Sure"))
