@@ -9,6 +9,7 @@ from running import ROOT, Specdec
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
+os.environ.pop("COLUMNS", None)  # also for what modules make for all of their tests
 
 import pytest
 import tiny

@@ -203,7 +203,6 @@ def measure(
     from specdec_cli.prompts import load_prompts
 
     sampling = [options.sampling.settings(temperature) for temperature in settings.temperatures]
-    options.sampling.require_use(settings.temperatures)
     source = options.prompts or ("code" if models.target.source.startswith("demo:") else "mixed")
     prompts = load_prompts(source)
     with starting(options.output.quiet):

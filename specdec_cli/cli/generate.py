@@ -103,7 +103,6 @@ class AnswerOptions:
         models = choose_models(self.pair, self.loading)
         (draft,) = models.drafts
         sampling = self.sampling.settings(self.temperature)
-        self.sampling.require_use([self.temperature])
         generation = self.settings(models)
         conversation = self.conversation.settings()
         require_files({"--output": self.output.output, "--trace": self.trace})

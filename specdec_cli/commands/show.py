@@ -97,7 +97,7 @@ def _measurement(saved: Saved, out: IO[str]) -> None:
 def _prediction(saved: Saved, out: IO[str]) -> None:
     from specdec_cli.reports.predict import predict_report
 
-    table_console(out).print(predict_report(saved.records[0]))
+    table_console(out).print(predict_report(saved.records[0]), crop=False)
 
 
 def _check(saved: Saved, out: IO[str]) -> None:

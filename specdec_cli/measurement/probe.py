@@ -224,5 +224,5 @@ def measure_acceptance(
         other_s=median(step.other_s for step in rounds) if rounds else 0.0,
         tokens_per_round=1 + sum(accepted) / len(rounds) if rounds else None,
         by_position=tuple(sum(s.num_accepted > i for s in rounds) / len(rounds) for i in range(ROUND_K) if rounds),
-        draft_share=median(s.draft_s / len(s.draft_token_ids) / s.verify_s for s in rounds) if rounds else 0.0,
+        draft_share=median(s.draft_s / len(s.draft_token_ids) / (s.verify_s or 1.0) for s in rounds) if rounds else 0.0,
     )

@@ -76,7 +76,7 @@ def test_the_embedded_pair_is_always_here(specdec: Specdec) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "specdec pair-check -t demo:target -d demo:draft"
     document = listed(specdec)
-    assert [model["name"] for model in document["models"]] == ["demo:target", "demo:draft"]
+    assert [model["name"] for model in document["models"]] == ["demo:target", "demo:draft", "demo:head"]
     assert pairs(document) == {("demo:target", "demo:draft")}
     target = named(document)["demo:target"]
     assert (target["kind"], target["stored"], target["missing"]) == ("safetensors", "bfloat16", 0)
@@ -117,7 +117,7 @@ def test_the_hubs_cache_is_looked_into(specdec: Specdec, hub: Path, folders: Pat
     only = in_cache(hub, "org/only-config", folders / "small")
     (only / "model.safetensors").unlink()
     document = listed(specdec)
-    assert named(document).keys() == {"demo:target", "demo:draft", "org/large", "org/small"}
+    assert named(document).keys() == {"demo:target", "demo:draft", "demo:head", "org/large", "org/small"}
     assert ("org/large", "org/small") in pairs(document)
 
 

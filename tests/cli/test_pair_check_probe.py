@@ -469,7 +469,18 @@ def test_the_demo_pair_is_measured(quiet_machine: None, specdec: Specdec) -> Non
     document = json.loads(out)
     measured = document["pairs"][0]["probe"]
     assert list(measured) == [
-        *("agreement", "acceptance", "cost", "predicted", "use", "sentence", "target", "draft", "quantisation")
+        *(
+            "agreement",
+            "acceptance",
+            "cost",
+            "predicted",
+            "use",
+            "sentence",
+            "target",
+            "draft",
+            "quantisation",
+            "readings",
+        )
     ]
     assert measured["quantisation"] is None
     assert [a["temperature"] for a in measured["acceptance"]] == [0.0, 1.0]

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,6 +33,7 @@ from specdec_cli.commands import pair_check
 from specdec_cli.measurement.arms import LoopArm
 from specdec_cli.measurement.benchmark import Case
 from specdec_cli.measurement.runs import Run
+from specdec_cli.reports.answers import AnswerWriter
 from specdec_cli.reports.export import whole_file, write_whole
 
 ENCODINGS = ("ascii", "latin-1", "cp1252")
@@ -39,7 +41,7 @@ STRANGE = "éèêüñçåøæœßğšžł日本語中文😀‹›°±"  # what 
 FULL = Path("/dev/full")
 SPECDEC = f"{shlex.quote(sys.executable)} -m specdec_cli"
 PREDICT = ("predict", "--alpha", "0.8", "--cost", "0.05", "--k", "1-3")
-BEST = "Best by the extended form: K 3"
+BEST = "the extended form it pays: K 3"
 
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs a full device")
 
@@ -429,12 +431,20 @@ def test_an_interruption_between_two_answers_keeps_the_first(
 
     real = Pair.encode
     seen: list[Sequence[dict[str, str]]] = []
+    answered: list[bool] = []
+    add = AnswerWriter.add
 
-    def encode(self: Pair, messages: Sequence[dict[str, str]], raw: bool, room: int = 1) -> list[int]:
+    def added(self: AnswerWriter, record: Any) -> None:
+        answered.append(True)
+        add(self, record)
+
+    monkeypatch.setattr(AnswerWriter, "add", added)
+
+    def encode(self: Pair, messages: Sequence[dict[str, str]], raw: bool, room: int = 1, **more: Any) -> list[int]:
         seen.append(messages)
-        if len(seen) == 4:  # both were encoded once to see that they fit
+        if messages[-1]["content"] == "B" and answered:
             raise KeyboardInterrupt
-        return real(self, messages, raw, room)
+        return real(self, messages, raw, room, **more)
 
     monkeypatch.setattr(Pair, "encode", encode)
     prompts = tmp_path / "p.txt"

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MODELS, SAMPLING, SPECULATION, OUTPUT = "Models", "Sampling", "Speculation", "Output"
 # Help shows the everyday options first, and all others behind them.
+CONTRARIES = "On or off"
 ADVANCED = "Advanced"
 EVERYDAY = (
     *("preset", "target", "draft", "k", "temperature", "max_new_tokens", "prompts", "limit", "show_draft", "probe"),
@@ -107,7 +108,9 @@ def everyday_first(command: Callable[..., int]) -> Callable[..., int]:
             continue
         rare = parameter.name not in EVERYDAY
         declaration = copy(declaration)
-        declaration.rich_help_panel = ADVANCED if rare else None
+        contrary = any("/" in str(name) for name in (declaration.default, *(declaration.param_decls or ())))
+        # A contrary needs a column of its own, for which the names of the others would be cut.
+        declaration.rich_help_panel = CONTRARIES if contrary else ADVANCED if rare else None
         if isinstance(kind, type) and issubclass(kind, Enum):  # its values would fill a column
             declaration.metavar = "<word>"
             declaration.help = f"{declaration.help} One of {', '.join(value.value for value in kind)}."

@@ -54,20 +54,6 @@ class SamplingOptions:
         """At one of the subcommand's temperatures."""
         return SamplingSettings(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
-    def require_use(self, temperatures: Sequence[float]) -> None:
-        """Refuse what changes nothing where nothing is sampled.
-
-        Raises:
-            UsageError: there is something, and all temperatures are 0.
-        """
-        if not any(temperatures):
-            refuse_given(
-                self,
-                ("top_k", "top_p", "min_p"),
-                "is for sampling, and at temperature 0 the most likely token is taken: raise --temperature, or leave "
-                "it out",
-            )
-
 
 def seed_or_new(seed: int | None) -> int:
     """The seed that was asked for, else a new one."""
