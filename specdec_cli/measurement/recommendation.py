@@ -32,14 +32,15 @@ def mark_best(results: Sequence[dict[str, Any]]) -> None:
 def recommend(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each temperature the point to use, as {temperature, draft, k, speedup, speedup_ci, drafted, pays}.
 
-    `pays` is None where the interval holds 1: no gain could be told from none; False where nothing was drafted. Points
+    `pays` is None where the interval holds 1, and where one answer gives none: no gain could be told from none; False
+    where nothing was drafted. Points
     that are no measurement (see `plausibility.judge`) are left out, and so is a temperature at which there is no other.
     """
     found = []
     whole = _measured([r for r in results if r["category"] == ALL])
     for temperature in dict.fromkeys(r["temperature"] for r in whole):
         point = _best_of([r for r in whole if r["temperature"] == temperature])
-        low, high = point["speedup_ci"] or (point["speedup"], point["speedup"])
+        low, high = point["speedup_ci"] or (0.0, float("inf"))
         kept = {key: point[key] for key in ("temperature", "draft", "k", "speedup", "speedup_ci", "drafted")}
         pays = None if low <= 1 <= high else low > 1
         found.append(kept | {"pays": pays if point["drafted"] else False})

@@ -96,7 +96,9 @@ class Aside:
     def __call__(self, line: str) -> None:
         """Tell a line, as it is."""
         if not self._quiet:
-            self.console.print(line, style="dim", markup=False, soft_wrap=True)
+            # A terminal would break a line within a word; a file gets it whole.
+            whole = not self.console.is_terminal
+            self.console.print(line, style="dim", markup=False, soft_wrap=whole, overflow="ignore", crop=False)
 
     def notes(self, lines: Iterable[str]) -> None:
         """Tell what is worth knowing about what was loaded."""

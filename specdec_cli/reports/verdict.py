@@ -120,7 +120,7 @@ def losslessness(result: dict[str, Any], token: str = "token") -> str:
     if not lossless["checked"]:
         return ""
     if lossless["identical"]:
-        return f"Lossless: the same ids as plain decoding in all {result['prompts']} answers."
+        return f"Lossless: the same ids as plain decoding in {_all(result['prompts'])}."
     first = lossless["first_difference"]
     where = f"prompt {first['prompt']}, {token} {first['position'] + 1}"
     gap = f"the target's two best logits are {first['gap']:.3g} apart there"
@@ -131,6 +131,10 @@ def losslessness(result: dict[str, Any], token: str = "token") -> str:
         f"{lossless['differences']} of {result['prompts']} answers take another turn at a near tie, which 16-bit "
         f"rounding decides (first at {where}; {gap}); use --dtype float32 for identical text."
     )
+
+
+def _all(answers: int) -> str:
+    return "the one answer" if answers == 1 else f"all {answers} answers"
 
 
 def recommendation(point: dict[str, Any]) -> str:
@@ -144,5 +148,6 @@ def recommendation(point: dict[str, Any]) -> str:
     if point["pays"] is False:
         return f"{at} it does not pay: the best, {which}, gives {gain}. Decode plainly:"
     if point["pays"] is None:
-        return f"{at} it is open whether it pays: {which} gives {gain}, which may be no gain. To try it:"
+        doubt = "which may be no gain" if interval else "and one answer tells little: raise --limit"
+        return f"{at} it is open whether it pays: {which} gives {gain}, {doubt}. To try it:"
     return f"{at} it pays: {which} gives {gain}. To use it:"

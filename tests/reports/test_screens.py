@@ -198,7 +198,7 @@ def test_sentences_are_broken_at_blanks_only() -> None:
         ({"pays": None}, "it is open whether it pays"),
         ({"pays": False}, "it does not pay: the best, K 4 with d"),
         ({"drafted": 0, "pays": False}, "it does not pay: nothing was drafted."),
-        ({"speedup_ci": None}, "(one answer: no interval)"),
+        ({"speedup_ci": None, "pays": None}, "(one answer: no interval), and one answer tells little: raise --limit"),
     ],
 )
 def test_the_answer_in_words(change: dict[str, Any], words: str) -> None:
