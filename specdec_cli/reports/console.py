@@ -28,6 +28,7 @@ from rich.text import Text
 
 from specdec_cli.activity import Advance, watch
 from specdec_cli.reports.export import is_device, whole_file
+from specdec_cli.reports.fitting import Sentence
 from specdec_cli.streams import leave_stdout, open_text
 
 PLAIN_WIDTH = 100  # of tables in a file
@@ -96,9 +97,10 @@ class Aside:
     def __call__(self, line: str) -> None:
         """Tell a line, as it is."""
         if not self._quiet:
-            # A terminal would break a line within a word; a file gets it whole.
-            whole = not self.console.is_terminal
-            self.console.print(line, style="dim", markup=False, soft_wrap=whole, overflow="ignore", crop=False)
+            if self.console.is_terminal:  # which would break it within a word
+                self.console.print(Sentence(line, "dim"), crop=False)
+            else:
+                self.console.print(line, markup=False, soft_wrap=True)
 
     def notes(self, lines: Iterable[str]) -> None:
         """Tell what is worth knowing about what was loaded."""
