@@ -16,7 +16,7 @@ from specdec_cli.runtime.checkpoints.checkpoint import Checkpoint
 from specdec_cli.runtime.checkpoints.frequent_tokens import kept_tokens
 from specdec_cli.runtime.checkpoints.locate import locate
 from specdec_cli.runtime.checkpoints.plan import name_of
-from specdec_cli.runtime.checkpoints.reading import Report
+from specdec_cli.runtime.checkpoints.reading import Report, report_errors_only
 from specdec_cli.runtime.devices import choose_device, out_of_memory
 from specdec_cli.runtime.heads.dflash import DFlash
 from specdec_cli.runtime.heads.dspark import DSpark
@@ -71,6 +71,7 @@ def head_at(settings: ModelSettings) -> Head | None:
     Raises:
         SpecdecError: it is a head that cannot be read here.
     """
+    report_errors_only()  # asking the hub comes first of all that a library could tell of
     return detect(locate(settings, "draft"))
 
 
